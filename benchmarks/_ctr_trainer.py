@@ -63,7 +63,7 @@ def main() -> None:
     """Train a pass that is not measured, then one pass of each way in turn."""
     settings, given = ProcessSettings.from_environ(), json.loads(os.environ["BENCH_CTR"])
     program = programs.load_program(settings.program_file, settings.work.tables, settings.args)
-    rows, *_ = conversion.convert_staged(program, settings.work.data, settings.work.records, settings.rank)
+    rows, _ = conversion.convert_staged(program, settings.work.data, settings.work.records, settings.rank)
     trainer = FleetTrainer(settings, program)
     trainer.join()
     files = [str(settings.work.data / name) for name in given["files"]]

@@ -77,7 +77,7 @@ class CheckpointFolder:
             least_bytes: estimated size of the checkpoint.
 
         Raises:
-            StorageError: less than `least_bytes` are free.
+            StorageError: less than `least_bytes` and a margin are free.
         """
         with files.storage_errors(self.output.root):
             self.output.root.mkdir(parents=True, exist_ok=True)
@@ -85,13 +85,9 @@ class CheckpointFolder:
                 unfinished = _UNFINISHED.fullmatch(path.name)
                 if unfinished and int(unfinished[1] or 0) <= self.attempt:
                     files.remove_path(path)
-            self.require_space(least_bytes)
+            what = f"the checkpoint of {self.at}"
+            files.require_space(self.final, least_bytes + MARGIN_BYTES, what, files.RESTART_RUN)
             self.folder.mkdir()
-
-    def require_space(self, least_bytes: int) -> None:
-        """Raise `StorageError` unless the storage has `least_bytes` and a margin free."""
-        what = f"the checkpoint of {self.at}"
-        files.require_space(self.final, least_bytes + MARGIN_BYTES, what, files.RESTART_RUN)
 
     def add_rank_files(self, rank: int, written: RankFiles) -> None:
         """Write rank-<rank>.json: a rank's files, and rows to compare after a restore.

@@ -320,7 +320,7 @@ def convert_staged(
     *,
     report: Report = lambda _: None,
     check: Callable[[], None] = lambda: None,
-) -> list[Records]:
+) -> tuple[Records, Records | None]:
     """Convert a staged shard, and the test set if it was staged, to records; use finished records again.
 
     Each of the two files is converted as `convert_text` describes, with the same errors.
@@ -333,15 +333,14 @@ def convert_staged(
         check: called now and then; an error that it raises stops the conversion.
 
     Returns:
-        [records of the shard], or [records of the shard, records of the test set].
+        The records of the shard, and those of the test set or None.
     """
-    names = {"train": f"{rank}/data/train.txt"}
-    if (data / "test.txt").is_file():
-        names["test"] = "test.txt"
-    return [
-        convert_text(program, data / f"{kind}.txt", name, folder / kind, report=report, check=check)
-        for kind, name in names.items()
-    ]
+
+    def convert_one(kind: str, name: str) -> Records:
+        return convert_text(program, data / f"{kind}.txt", name, folder / kind, report=report, check=check)
+
+    shard = convert_one("train", f"{rank}/data/train.txt")
+    return shard, convert_one("test", "test.txt") if (data / "test.txt").is_file() else None
 
 
 def convert(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,14 +51,12 @@ MAX_BYTES = (1 << 31) - 1
 CHUNK = 65536  # rows of one look-up; the message is below 64 MiB
 _PADDLE_FLAGS = "_ZN6paddle11distributed12paddle_flags"
 PUSH_MILLISECONDS = 1
-_MERGE_LIMITS = (
-    f"{_PADDLE_FLAGS}36FLAGS_pserver_push_dense_merge_limitE",
-    f"{_PADDLE_FLAGS}37FLAGS_pserver_push_sparse_merge_limitE",
-)
-_PUSH_INTERVALS = (
-    f"{_PADDLE_FLAGS}42FLAGS_pserver_async_push_dense_interval_msE",
-    f"{_PADDLE_FLAGS}43FLAGS_pserver_async_push_sparse_interval_msE",
-)
+_PUSH_FLAGS = {
+    f"{_PADDLE_FLAGS}36FLAGS_pserver_push_dense_merge_limitE": 0,
+    f"{_PADDLE_FLAGS}37FLAGS_pserver_push_sparse_merge_limitE": 0,
+    f"{_PADDLE_FLAGS}42FLAGS_pserver_async_push_dense_interval_msE": PUSH_MILLISECONDS,
+    f"{_PADDLE_FLAGS}43FLAGS_pserver_async_push_sparse_interval_msE": PUSH_MILLISECONDS,
+}
 _MAX_BODY_SIZE = "_ZN4brpc5fLU6419FLAGS_max_body_sizeE"
 
 
@@ -94,10 +92,8 @@ def push_each_gradient() -> None:
     every PUSH_MILLISECONDS instead of every 10. If this build of Paddle does not export these variables, it changes
     nothing and raises no error.
     """
-    for symbol in _MERGE_LIMITS:
-        _set(symbol, ctypes.c_int32, 0)
-    for symbol in _PUSH_INTERVALS:
-        _set(symbol, ctypes.c_int32, PUSH_MILLISECONDS)
+    for symbol, value in _PUSH_FLAGS.items():
+        _set(symbol, ctypes.c_int32, value)
 
 
 def raise_message_limit(limit: int = MAX_BYTES) -> int:

@@ -12,7 +12,7 @@ rendezvous. Later attempts use them again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,12 @@ from launcher.dataprep import prepared_data
 from launcher.errors import DataError, SettingsError, make_again_fix
 from launcher.io import files
 from launcher.io.rank_exchange import RankExchange
+from launcher.io.thread_jobs import await_future
 from launcher.row_division import Division, History
 from launcher.trainer import conversion, record_files
 from launcher.trainer.process_settings import ProcessSettings
 from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.record_files import Arrays
-
-CHECK_SECONDS = 1.0
 
 
 class PassRows:
@@ -58,12 +57,10 @@ class PassRows:
         work, self._own = settings.work, settings.world[settings.rank]
         store = f"{settings.store_address}_rows/"
         self._exchange = RankExchange(settings.rank, settings.trainers, store, settings.work_dir)
-        self.staged, *tests = conversion.convert_staged(
+        self.staged, self.test = conversion.convert_staged(
             program, work.data, work.records, self._own, report=report, check=check
         )
-        """The shard of this pod."""
-        self.test = tests[0] if tests else None
-        """The test set; None if it was not copied to this pod (always on rank 0)."""
+        """The shard of this pod, and the test set; None if it was not copied to this pod (it is always on rank 0)."""
         self._shards = {self._own: self.staged}
         self._resumed_history: History = []
         contents = settings.resumed
@@ -107,10 +104,7 @@ class PassRows:
     def _exchange_while_checking(self, value: Any, what: str) -> list[Any]:
         """Return the values of all trainers once all have called this; meanwhile call `check` every second."""
         with ThreadPoolExecutor(1, "exchange") as thread:
-            found = thread.submit(self._exchange.exchange, value, what)
-            while not wait([found], CHECK_SECONDS).done:
-                self._check()
-            return found.result()
+            return await_future(thread.submit(self._exchange.exchange, value, what), self._check)
 
     def _open(self, shards: Iterable[int]) -> None:
         """Open the records of some shards; copy and parse those that this pod does not have.

@@ -183,42 +183,39 @@ def _import(path: Path) -> ModuleType:
     return module
 
 
-def _options(
-    path: Path, defaults: Mapping[str, Any], arguments: tuple[str, ...]
-) -> tuple[dict[str, Any], int]:
+def _options(path: Path, defaults: dict[str, Any], arguments: tuple[str, ...]) -> tuple[dict[str, Any], int]:
     """Return the program's options and the seed, as `arguments` set them."""
-    options, own = dict(defaults), dict(SEED)
+    options: dict[str, Any] = SEED | defaults
     for argument in arguments:
         key, _, text = argument.removeprefix("--").partition("=")
         key = key.replace("-", "_")
-        target = options if key in defaults else own
-        if key not in target:
-            known = {**own, **defaults}
-            shown = ", ".join(f"--{name}={value}" for name, value in known.items())
+        if key not in options:
+            shown = ", ".join(f"--{name}={value}" for name, value in (SEED | defaults).items())
             raise SettingsError(
                 f"training.args (or --set) has {argument!r}, but the program {path} has only these options (with "
-                f"their defaults): {shown}. Fix: {spelling.suggest(key, known) or 'use one of them'}"
+                f"their defaults): {shown}. Fix: {spelling.suggest(key, options) or 'use one of them'}"
             )
-        kind = type(target[key])
-        if not isinstance(target[key], bool | int | float | str):
+        kind = type(options[key])
+        if not isinstance(options[key], bool | int | float | str):
             raise SettingsError(
                 f"training.args (or --set) has {argument!r}, but the default of {key} is a {kind.__name__}, and "
                 "only numbers, texts and truth values can be set. Fix: correct OPTIONS of the program, or remove the "
                 "argument"
             )
         try:
-            target[key] = _TRUTH[text.lower()] if kind is bool else kind(text)
+            options[key] = _TRUTH[text.lower()] if kind is bool else kind(text)
         except (ValueError, KeyError):
             raise SettingsError(
                 f"training.args (or --set) has {argument!r}, but {key} must be {_WORDS.get(kind, kind.__name__)}, "
-                f"as its default {target[key]!r} is. Fix: correct the argument"
+                f"as its default {options[key]!r} is. Fix: correct the argument"
             ) from None
-        if target is own and target[key] < 0:
+        if key not in defaults and options[key] < 0:
             raise SettingsError(
                 f"training.args (or --set) has {argument!r}, but {key} must be at least 0. Fix: "
                 "correct the argument"
             )
-    return options, own["seed"]
+    seed = SEED["seed"] if "seed" in defaults else options.pop("seed")
+    return options, seed
 
 
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}

@@ -2,7 +2,7 @@
 
 <work dir>/records/<train|test>/
 ├── 00000-0.rec, 00001-0.rec, …    at most FILE_ROWS records each; a record holds all inputs of one row
-└── index.json                     written last: what the records were made of, and each file's rows, bytes, CRC32
+└── index.json                     written last: what the records were made of, and each file's rows and CRC32
 
 The memory that iterating takes depends on WINDOW_FILES and the batch size, not on the number of rows.
 """
@@ -272,7 +272,7 @@ def _quote(line: Row) -> str:
 
 Bytes = NDArray[np.uint8]
 """Records as they are in a file, shape [rows, bytes per record]."""
-VERSION = 2
+VERSION = 3
 INDEX = "index.json"
 FILE_ROWS = 100_000
 FILE_BYTES = 32 << 20
@@ -292,7 +292,6 @@ class RecordFile:
 
     name: str
     rows: int
-    bytes: int
     crc32: int
 
 
@@ -326,7 +325,7 @@ class Records:
         with files.storage_errors(folder):
             for file in found:
                 path = folder / file.name
-                if not path.is_file() or path.stat().st_size != file.bytes:
+                if not path.is_file() or path.stat().st_size != file.rows * dtype.itemsize:
                     return None
         return cls(folder, dtype, found, int(index["skipped"]))
 
@@ -494,7 +493,7 @@ def write_record_file(folder: Path, name: str, records: NDArray[Any]) -> RecordF
     with files.storage_errors(path):
         folder.mkdir(parents=True, exist_ok=True)
         path.write_bytes(raw)
-    return RecordFile(path.name, len(records), records.nbytes, zlib.crc32(raw))
+    return RecordFile(path.name, len(records), zlib.crc32(raw))
 
 
 def finish_records(

@@ -41,7 +41,6 @@ from launcher.schema import (
     CheckpointContents,
     CheckpointRows,
     CheckpointScores,
-    CheckpointTable,
     RankFiles,
 )
 from launcher.trainer import initial_model, server_tables
@@ -121,7 +120,7 @@ class Checkpoints:
             servers=len(self.trainer.layout.addresses),
             shards=self.trainer.layout.shards,
             ranks=gathered[:, :3].tolist(),
-            tables={name: CheckpointTable(shape.width, shape.rule) for name, shape in self.shapes.items()},
+            tables={**self.shapes},
             scores=CheckpointScores(settings.keep_best, passes) if settings.keep_best else None,
             files={},
             rows={},

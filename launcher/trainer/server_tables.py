@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from launcher.errors import SettingsError, setting_error
 from launcher.io import files
+from launcher.schema import CheckpointTable
 
 if TYPE_CHECKING:
     from launcher.trainer.process_settings import ProcessSettings
@@ -64,7 +65,7 @@ class OptimizerRule:
 
 
 @dataclass(frozen=True)
-class RowShape:
+class RowShape(CheckpointTable):
     """Describes the numbers that a row of a table has in a server and in its file:
 
         slot unseen_days delta_score show click w[0] state w[1:] state
@@ -73,11 +74,6 @@ class RowShape:
     betas), `G…` for AdaGrad (n sums of squares), and nothing for SGD. A row without a vector ends after the state of
     w[0].
     """
-
-    width: int
-    """Length of the vectors."""
-    rule: str
-    """Kind of the optimizer."""
 
     @property
     def columns(self) -> tuple[int, int]:

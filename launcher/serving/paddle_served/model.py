@@ -357,7 +357,15 @@ class ModelProgram:
                 except (KeyError, TypeError, ValueError, OverflowError) as error:
                     why = "parse() returned no value" if isinstance(error, KeyError) else error
                     raise _invalid_row(number, f"input {name}: {why}") from error
-        return {name: self._filled(name, column, len(rows)) for name, column in columns.items()}
+        arrays = {name: self._empty(name, len(rows)) for name in self.features}
+        for name, column in columns.items():
+            bad = column.fill(arrays[name])
+            if bad is not None:
+                raise RowError(
+                    f"row {bad + 1}: input {name} is {arrays[name][bad].tolist()}, which is not a finite float32 "
+                    "number. Fix: correct the numbers in this row"
+                )
+        return arrays
 
     def zeros(self) -> Arrays:
         """Return the network's inputs for one row in which all ids are 0 (padding) and all numbers are 0.0."""
@@ -367,16 +375,6 @@ class ModelProgram:
         kind = self.inputs[name]
         ids = hasattr(kind, "length")
         return np.zeros((rows, kind.length if ids else kind.width), np.int64 if ids else np.float32)
-
-    def _filled(self, name: str, column: IdColumn | NumberColumn, rows: int) -> NDArray[Any]:
-        array = self._empty(name, rows)
-        bad = column.fill(array)
-        if bad is not None:
-            raise RowError(
-                f"row {bad + 1}: input {name} is {array[bad].tolist()}, which is not a finite float32 number. "
-                "Fix: correct the numbers in this row"
-            )
-        return array
 
     def _parse(self, row: Mapping[str, Any], number: int) -> dict[str, Any]:
         full = {**self.blank, **row}

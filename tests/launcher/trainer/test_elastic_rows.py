@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import EXIT_SETTINGS
-from launcher.io import checkpoints, files
+from launcher.io import checkpoints, files, thread_jobs
 from launcher.paths import Position
 from launcher.trainer import pass_rows
 from testkit.waiting import PATIENCE
@@ -120,7 +120,7 @@ def test_a_trainer_reports_progress_while_it_waits_for_the_shards_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Otherwise the launcher would take it for hung."""
-    monkeypatch.setattr(pass_rows, "CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(thread_jobs, "_WAIT_SECONDS", 0.01)
     has_reported = threading.Event()
     rows = object.__new__(pass_rows.PassRows)
     rows._check = has_reported.set

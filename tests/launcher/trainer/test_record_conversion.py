@@ -368,7 +368,7 @@ def test_a_damaged_record_file_is_detected_and_written_again_at_the_next_start(
 def test_records_with_a_damaged_index_are_written_again(path: Path, tmp_path: Path) -> None:
     made(path, tmp_path, 250)
     index = tmp_path / "rec" / "index.json"
-    for old, new in ((b'"rows"', b'"rowt"'), (b'"bytes": 2', b'"bytes": 3'), (b'"rows": 1', b'"rows": 9')):
+    for old, new in ((b'"rows"', b'"rowt"'), (b'"crc32"', b'"crc33"'), (b'"rows": 1', b'"rows": 9')):
         intact = index.read_bytes()
         index.write_bytes(intact.replace(old, new, 1))
         assert index.read_bytes() != intact

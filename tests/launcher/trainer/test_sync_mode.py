@@ -39,7 +39,8 @@ LATE = """
 from launcher.trainer import paddle_internals
 from launcher.trainer.fleet_trainer import FleetTrainer
 
-paddle_internals.PUSH_MILLISECONDS = 300  # Paddle's flush waits 100 ms if no gradient has left its queue
+# Paddle's flush waits 100 ms if no gradient has left its queue.
+paddle_internals._PUSH_FLAGS = {k: 300 * ("interval" in k) for k in paddle_internals._PUSH_FLAGS}
 flush = FleetTrainer._apply_step
 rows = [np.zeros((1, 4))]  # row 7 after each step
 
