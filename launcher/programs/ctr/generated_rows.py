@@ -1,19 +1,19 @@
-"""Generate rows like Criteo's whose clicks come from a known model, so the best possible scores are known.
+"""Generate rows in Criteo's format. A known model decides the clicks, so the best possible scores are known.
 
     python -m launcher.programs.ctr.generated_rows make FILE --rows 1000000 --day 0
     python -m launcher.programs.ctr.generated_rows limit FILE
 
 The probability of a click depends only on the row's categories and counts. `limit` reads the rows of such a
 file (for example a held-out test set) and prints the scores of the known model itself. A trained model can
-exceed them only by luck.
+exceed these scores only by luck.
 
-The difficulty was chosen so that DeepFM comes within 0.005 of the limit's AUC after a million rows. It says
-nothing about how difficult real rows are. A logistic regression learns most of it as well.
+The difficulty of the rows was chosen so that the AUC of DeepFM comes within 0.005 of the AUC of `limit` after
+a million rows. It says nothing about how difficult real rows are. A logistic regression also comes close.
 
 The values of a column follow a power law. Frequent values have the largest effects, and a few pairs of
 columns have a joint effect. A value exists for four days: every day a quarter of all values is replaced by
-new ones, so yesterday's model is worse today. Everything is computed by hashing seed, day and row number:
-every machine generates the same rows, and any part of them can be generated alone.
+new ones, so yesterday's model is worse today. All numbers are hashes of seed, day and row number. So every
+machine generates the same rows, and any range of rows can be generated alone.
 """
 
 import argparse
@@ -30,14 +30,18 @@ SIZES += (25, 2000, 4000, 10, 1000, 800, 4, 6000, 18, 15, 3000, 100, 2000)
 COUNTS = 13
 POWER = 1.1  # the value of rank r occurs about r**-POWER times as often as the first one
 LIFE = 4  # days for which a value exists
-EFFECT, FREQUENT = 0.6, 5  # standard deviation of the first value's effect; rank FREQUENT has half of it
+EFFECT, FREQUENT = (
+    0.6,
+    5,
+)  # standard deviation of the effect of a value of rank 0; half as much at rank FREQUENT
 PAIRS, TOGETHER = ((4, 8), (5, 22), (13, 16), (19, 24)), 0.25
 SLOPES = np.linspace(-0.2, 0.2, COUNTS)
 BASE = -1.6
 EMPTY = 0.05  # share of empty counts, and of empty categories with more than FEW values
 FEW = 1000
 CHUNK = 100_000
-# Numbers of the random draws of a row, and of a value (WEIGHT, SIGN). VALUE + column is one draw, and so on.
+# Numbers of independent random draws: WEIGHT and SIGN for a value, the others for a row. A number of a row is added
+# to a column's: VALUE + column is the draw that chooses the value of this column, for example.
 VALUE, NO_VALUE, COUNT, NO_COUNT, CLICK = 0, 100, 200, 300, 400
 WEIGHT, SIGN = 500, 600
 
@@ -55,7 +59,10 @@ def mix(numbers: np.ndarray) -> np.ndarray:
 
 
 def chance(keys: np.ndarray, what: int) -> np.ndarray:
-    """Return a pseudo-random number from 0 to 1 for each key; another `what` gives other, independent numbers."""
+    """Return a pseudo-random number from 0 to 1 for each key. `what` is the number of the draw.
+
+    Different draws give independent numbers.
+    """
     return (mix(mix(keys) + mix([what + 1])) >> np.uint64(11)) * 2.0**-53
 
 
@@ -68,12 +75,15 @@ def bell(keys: np.ndarray, what: int) -> np.ndarray:
 
 
 def salt(column: int) -> np.ndarray:
-    """Return 64 bits that differ by column, so that the same value has other effects in each column."""
+    """Return 32 bits that differ by column, so that the same rank has another value in each column."""
     return mix([column + 1]) & LOW
 
 
 def categories(rows: np.ndarray, column: int, day: int) -> np.ndarray:
-    """Return each row's value of a category column as a 32-bit number; -1 for empty."""
+    """Return each row's value of a category column as a 32-bit number; -1 for an empty value.
+
+    `rows` has the keys of the rows, see `rows()`.
+    """
     size = SIZES[column]
     most = (size + 1) ** (1 - POWER) - 1
     rank = (most * chance(rows, VALUE + column) + 1) ** (1 / (1 - POWER)) - 1
@@ -89,17 +99,17 @@ def categories(rows: np.ndarray, column: int, day: int) -> np.ndarray:
 
 
 def counts(rows: np.ndarray, column: int) -> np.ndarray:
-    """Return each row's value of a count column; -1 for empty."""
+    """Return each row's value of a count column; -1 for an empty value. `rows` has the keys of the rows."""
     found = np.floor(np.exp(1.5 * bell(rows, COUNT + 2 * column) + column % 5))
     return np.where(chance(rows, NO_COUNT + column) < EMPTY, -1, found).astype(np.int64)
 
 
 def probability(ids: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Return each row's probability of a click, by the known model.
+    """Return the probability of a click that the known model gives each row.
 
     Args:
-        ids: categories, [rows, 26]; -1 for empty.
-        numbers: counts, [rows, 13]; -1 for empty.
+        ids: categories, [rows, 26]; -1 for an empty value.
+        numbers: counts, [rows, 13]; -1 for an empty value.
     """
     score = BASE + np.log1p(np.maximum(numbers, 0)) @ SLOPES
     signs = {}
@@ -117,13 +127,13 @@ def probability(ids: np.ndarray, numbers: np.ndarray) -> np.ndarray:
 
 
 def rows(first: int, count: int, day: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Generate rows: return clicks [count], categories [count, 26] and counts [count, 13].
+    """Generate rows, and return their clicks [count], categories [count, 26] and counts [count, 13].
 
     Args:
         first: number of the first row.
         count: number of rows.
-        day: day of the rows, from 0; every day a quarter of the categories' values is new.
-        seed: another seed gives other rows.
+        day: number of the rows' day, from 0; every day a quarter of the categories' values is new.
+        seed: seed of the random numbers; another seed gives other rows.
     """
     keys = np.arange(first, first + count, dtype=np.uint64) + (np.uint64(seed) << np.uint64(48))
     keys += np.uint64(day) << np.uint64(36)
@@ -144,7 +154,7 @@ def text(clicks: np.ndarray, ids: np.ndarray, numbers: np.ndarray) -> str:
 
 
 def make(file: Path, count: int, day: int = 0, seed: int = 0) -> None:
-    """Write `count` rows of a day. The file gets its name when it is complete."""
+    """Write the first `count` rows of a day to `file`. The file gets its name when it is complete."""
     draft = file.with_name(f".{file.name}.tmp")
     with draft.open("w", encoding="ascii", newline="\n") as out:
         for first in range(0, count, CHUNK):
@@ -153,7 +163,7 @@ def make(file: Path, count: int, day: int = 0, seed: int = 0) -> None:
 
 
 def read(file: Path) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield clicks, categories and counts of a file, CHUNK rows at a time."""
+    """Yield clicks, categories and counts of the rows in a file, at most CHUNK rows at a time."""
     with file.open(encoding="ascii") as lines:
         while part := [line.rstrip("\n").split("\t") for _, line in zip(range(CHUNK), lines, strict=False)]:
             clicks = np.array([row[0] == "1" for row in part])
@@ -163,7 +173,7 @@ def read(file: Path) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
 
 
 def limit(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the best possible predictions for the rows of a file, and the clicks, each of shape [rows, 1].
+    """Return the best possible predictions for the rows of a file, and the rows' clicks, both of shape [rows, 1].
 
     The predictions come from the known model that generated the rows.
     """

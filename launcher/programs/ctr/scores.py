@@ -25,8 +25,8 @@ def metrics(prediction: np.ndarray, label: np.ndarray) -> dict[str, float]:
 def auc(score: np.ndarray, clicked: np.ndarray) -> float:
     """Return the area under the ROC curve.
 
-    That is the share of pairs of a clicked and another row in which the clicked row has the higher score; a
-    tie counts half.
+    To calculate it, compare each clicked row with each row that was not clicked. The area is the share of these pairs
+    in which the clicked row has the higher score; a pair with equal scores counts half.
     """
     _, place, times = np.unique(score, return_inverse=True, return_counts=True)
     rank = np.cumsum(times) - (times - 1) / 2

@@ -23,8 +23,8 @@ OPTIONS = {
     "width": 16,
     "hidden": "64,32",
     "learning_rate": 0.0003,
-    # Adam of the embedding table. An epsilon as large as the gradients makes the steps of a rare id as small
-    # as its gradient, so it learns less noise. Training still diverges when gradients arrive very late.
+    # Adam of the embedding table. With an epsilon as large as the gradients, the steps of a rare id are as small
+    # as its gradients, so its row learns less noise. Training still diverges when gradients arrive very late.
     "table_rate": 0.01,
     "table_epsilon": 0.01,
     "spread": 0.03,
@@ -43,7 +43,8 @@ def parse(row: dict, job: Job) -> dict:
     if row["label"] not in ("0", "1"):
         raise ValueError(f"column label is {row['label']!r}, but must be 0 or 1")
     return {
-        # Each id contains its column, so the same text in two columns has two ids. Empty is a value, too.
+        # An id contains the number of its column, so the same text gets another id in another column. An empty
+        # category has an id as well.
         "ids": [slot + _number(row[column]) for column, slot in SLOTS],
         "counts": [_log(column, row[column]) for column in COUNTS],
         "label": float(row["label"]),
@@ -51,9 +52,10 @@ def parse(row: dict, job: Job) -> dict:
 
 
 def parse_columns(columns: dict, job: Job) -> dict:
-    """Convert rows of a Parquet file: label and counts that are numbers, and categories that are texts, by column.
+    """Convert rows of a Parquet file to the network's inputs, whole columns at a time.
 
-    The result is that of parse(). Each text of a category is converted once.
+    The columns of the label and the counts have numbers, the columns of the categories have texts. The inputs get the
+    same values as from parse(). It is faster, because it converts each different text of a column only once.
     """
     labels = np.asarray(columns["label"])
     if not np.isin(labels, (0, 1)).all():
@@ -69,9 +71,9 @@ def parse_columns(columns: dict, job: Job) -> dict:
 
 
 def _number(text: str) -> int:
-    """Return a number below 2**40 for a category's text: 0 for an empty one.
+    """Return a number below 2**40 for a category's text; 0 for an empty text.
 
-    For 8 hexadecimal digits it is their value plus 1, for any other text a hash.
+    A text of 8 hexadecimal digits gives the value of these digits plus 1. Any other text gives a hash.
     """
     if not text:
         return 0
@@ -84,7 +86,10 @@ def _number(text: str) -> int:
 
 
 def _log(column: str, text: str) -> float:
-    """Return log(1 + count), since counts cover orders of magnitude; 0 for empty and negative counts."""
+    """Return log(1 + count), because counts cover orders of magnitude; 0 for an empty or negative count.
+
+    Raise ValueError if `text` is not a count up to LARGEST; `column` is for the message.
+    """
     try:
         value = float(text or 0)
     except ValueError:
@@ -95,7 +100,7 @@ def _log(column: str, text: str) -> float:
 
 
 def check_labels(labels: np.ndarray) -> None:
-    """Reject data of one class: the model would learn nothing, and there is no AUC."""
+    """Raise ValueError if all rows have the same label: a model would learn nothing, and could have no AUC."""
     if labels.min() == labels.max():
         raise ValueError(
             f"column label: all {len(labels)} rows have {labels[0, 0]:g}, but the training needs rows with a "
@@ -123,9 +128,9 @@ def network(data, job):
     rows = job.embedding(
         data["ids"], width, "category", spread=job.options["spread"], optimizer=table_optimizer
     )
-    # The first number of an embedding row is the weight, the others are the vector. They are separated only
-    # after summing: splitting each row, forward and backward, took a fifth of a step. So the deep part gets
-    # the weights, too.
+    # The first number of an embedding row is the weight, the others are the vector. Weights and vectors are
+    # separated only after the rows are summed, because splitting each row, forward and backward, took a fifth
+    # of a step. So the deep part also gets the weights.
     total = paddle.sum(rows, axis=1)
     score = total[:, :1] + paddle.static.nn.fc(data["counts"], 1, name="wide")
     if model == "deepfm":  # the sum of the products of all pairs of vectors
@@ -140,7 +145,7 @@ def network(data, job):
 
 
 def optimizer(job):
-    """Return the optimizer of all parameters but the embedding table's."""
+    """Return the optimizer of all parameters except the embedding table."""
     return paddle.optimizer.Adam(job.options["learning_rate"])
 
 

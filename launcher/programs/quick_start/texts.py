@@ -1,4 +1,4 @@
-"""Inputs and row parser of both quick_start programs: a short text and its sentiment become word ids and a label."""
+"""Turn a short text into word ids and its sentiment into a label: inputs and parser of both quick_start programs."""
 
 import re
 
@@ -9,7 +9,7 @@ from launcher.program import Ids, Job, Real, bucket
 COLUMNS = ("sentiment", "text")
 BLANK = {"sentiment": "positive"}  # stands for the unknown sentiment of a text to predict
 SENTIMENTS = {"negative": 0.0, "positive": 1.0, "0": 0.0, "1": 1.0}
-SKIPPED = {"neutral"}  # the corpus has this third class, which lies between the two that are learned
+SKIPPED = {"neutral"}  # a third class of the corpus, between the two classes that the programs learn
 WORD = re.compile(r"[#@]?\w+(?:'\w+)?")
 
 
@@ -31,7 +31,7 @@ def parse(row: dict, job: Job) -> dict | None:
 
 
 def check_labels(labels: np.ndarray) -> None:
-    """Reject data of one class: the model would learn nothing, and its error would look perfect."""
+    """Raise ValueError if all texts have the same class: a model would learn nothing, and its error would be 0."""
     if labels.min() == labels.max():
         name = next(word for word, value in SENTIMENTS.items() if value == labels[0, 0])
         raise ValueError(

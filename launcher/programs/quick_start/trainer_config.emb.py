@@ -1,4 +1,4 @@
-"""Sentiment of short texts by word vectors: their mean goes through one hidden layer."""
+"""Predict the sentiment of short texts: one hidden layer after the mean of the words' vectors."""
 
 import paddle
 from texts import BLANK, COLUMNS, check_labels, describe, inputs, metrics, parse  # noqa: F401

@@ -1,4 +1,4 @@
-"""Sentiment of short texts by logistic regression on a bag of words: the sum of one weight per word."""
+"""Predict the sentiment of short texts by logistic regression on a bag of words: the sum of one weight per word."""
 
 import paddle
 from texts import BLANK, COLUMNS, check_labels, describe, inputs, metrics, parse  # noqa: F401
@@ -14,8 +14,8 @@ def network(data, job):
     bias = paddle.static.create_parameter(
         [1], "float32", name="bias", default_initializer=paddle.nn.initializer.Constant(0.0)
     )
-    # Every batch of every trainer updates the one bias. With asynchronous updates it would oscillate, so the
-    # factor 0.1 slows it down.
+    # Every batch of every trainer updates the same bias. With asynchronous updates the bias would oscillate, so
+    # the factor 0.1 slows it down.
     score = score + 0.1 * bias
     loss = paddle.mean(paddle.nn.functional.binary_cross_entropy_with_logits(score, label))
     return paddle.nn.functional.sigmoid(score), loss

@@ -48,7 +48,7 @@ def prepare(job: Job) -> dict:
 
 
 def _table(path):
-    """Return the rows of a side table (a file of `data.tables`, which all ranks have), each a list of texts."""
+    """Return the rows of a side table as lists of texts. A side table is a file of `data.tables`; all ranks have it."""
     lines = path.read_text("utf-8").splitlines()
     return [line.split("\t") for line in lines[1:]]  # the first line has the column names
 
@@ -86,8 +86,8 @@ def network(data, job):
     bias = paddle.static.create_parameter(
         [1], "float32", name="bias", default_initializer=paddle.nn.initializer.Constant(0.0)
     )
-    # Every batch of every trainer updates the one bias. With asynchronous updates it would oscillate, so the
-    # factor 0.1 slows it down.
+    # Every batch of every trainer updates the same bias. With asynchronous updates the bias would oscillate, so
+    # the factor 0.1 slows it down.
     guess = paddle.unsqueeze(linear + pairs, 1) + job.options["mean"] + 0.1 * bias
     loss = paddle.mean(paddle.square(guess - rating))
     if job.options["penalty"]:

@@ -28,7 +28,11 @@ args = parser.parse_args()
 
 
 class Network(nn.Layer):
-    """Scores a text for each class: word vectors, filters over one to three words, each filter's highest value."""
+    """Calculates a score for each class of a text.
+
+    A word's vector is the scaled sum of the vectors of its pieces. The network applies filters to one, two and three
+    neighbouring words, keeps the highest value of each filter, and calculates the scores from these values.
+    """
 
     def __init__(self, width=32, filters=64):
         super().__init__()
@@ -50,7 +54,7 @@ run.init_parallel_env()
 together = run.world_size > 1
 paddle.seed(args.seed)
 network = Network()
-average = copy.deepcopy(network)  # the mean of the network's latest parameters: it makes fewer errors
+average = copy.deepcopy(network)  # the mean of the latest parameters makes fewer errors than the current ones
 average.eval()
 values, rate = network.parameters(), args.learning_rate
 optimizer = paddle.optimizer.AdamW(rate, parameters=values, weight_decay=args.weight_decay)
@@ -93,7 +97,7 @@ def update_average(done):
 
 @paddle.no_grad()
 def test():
-    """Return the share of the texts of the test set whose class is wrong, as quick_start does."""
+    """Return `error`: the share of the test set's texts whose predicted class is wrong. quick_start has it, too."""
     rows, labels = words.read_rows(run.test_file)
     batches = np.split(rows, range(256, len(rows), 256))
     found = np.concatenate([average(paddle.to_tensor(batch)).argmax(1).numpy() for batch in batches])
