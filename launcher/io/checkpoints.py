@@ -4,13 +4,13 @@ A checkpoint is written under a temporary name, synced to disk, and renamed once
 
 pass-<NNNNN>/ or pass-<NNNNN>-batch-<NNNNNNN>/
   …                        a script's own files, or those that launcher/trainer/server_checkpoints.py describes
-  contents.json            position, size and sha256 of every file, and a checksum of itself; what the trainer adds is
-                           described in `CheckpointContents`
+  contents.json            the checkpoint's position, the size and sha256 of every file, and a checksum of this JSON
+                           object; `CheckpointContents` describes what the trainer adds
   done                     written last, before the folder gets this name: the checkpoint is complete
   rejected.json            a restore found other values than were saved; the checkpoint is never used again
 
-At the end of this file: the exported model, and the checkpoint that it has to be made of. A pod's launcher imports this
-module, so it imports only the standard library.
+The functions at the end of this file are about the exported model, and choose the checkpoint from which it is exported.
+A pod's launcher imports this module, so this module imports only the standard library.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ CONTENTS = "contents.json"
 DONE = "done"
 REJECTED = "rejected.json"
 VERSION = 7
-"""Version of contents.json. Earlier versions, which had text or numbers for tables, cannot be read."""
+"""Version of contents.json. The launcher cannot read earlier versions, whose tables were text or had numbers as
+names."""
 SCRIPT_VERSION = 1
 """Version of contents.json of a script's checkpoint, which has the key `script` instead of `version`."""
 TOTALS = 3
-"""Numbers of each rank in `ranks`."""
+"""How many numbers contents.json has for each rank, under the key `ranks`."""
 MAX_SHARDS = 100_000
-"""More than any number of parameter servers needs; Paddle reserves memory for each shard."""
+"""Largest number of shards in contents.json. No training needs more, and Paddle reserves memory for each shard."""
 MARGIN_BYTES = 1 << 20  # room for names, lists and logs in addition to the data
 _UNFINISHED = re.compile(r"\..+\.(?:attempt-(\d+)|script)\.tmp")
 """Names of temporary folders. Earlier launchers wrote the folders of scripts' checkpoints without the attempt."""
@@ -71,7 +72,7 @@ class CheckpointFolder:
         self.folder = self.output.unfinished(at, attempt)
 
     def create(self, least_bytes: int = 0) -> None:
-        """Remove the temporary folders that this attempt and earlier ones have left, then create this checkpoint's one.
+        """Create the temporary folder of this checkpoint. First remove those that this and earlier attempts have left.
 
         Args:
             least_bytes: estimated size of the checkpoint.
@@ -90,9 +91,9 @@ class CheckpointFolder:
             self.folder.mkdir()
 
     def add_rank_files(self, rank: int, written: RankFiles) -> None:
-        """Write rank-<rank>.json: a rank's files, and rows to compare after a restore.
+        """Write rank-<rank>.json with the rank's files, and with sample rows to compare after a restore.
 
-        Trainer 0 reads it in `collect_rank_files`.
+        Trainer 0 reads this file in `collect_rank_files`.
         """
         files.write_json(self._rank_file(rank), schema.to_json(written))
 
@@ -100,9 +101,13 @@ class CheckpointFolder:
         return self.folder / f"rank-{rank}.json"
 
     def collect_rank_files(self, config: Path, pods: Iterable[int]) -> RankFiles:
-        """Return what all ranks recorded with `add_rank_files`; add the program's file and path.txt to the checkpoint.
+        """Collect what all ranks recorded with `add_rank_files`, add two files, and return all files and sample rows.
 
-        `pods` are the numbers of the ranks' pods, which `logs --rank` takes.
+        The two files are a copy of the program's file and path.txt, which has the final path of the checkpoint.
+
+        Args:
+            config: the program's file.
+            pods: the number of each rank's pod, in the order of the ranks. The command `logs --rank` takes this number.
 
         Raises:
             StorageFailedError: a rank's record is missing.
@@ -167,7 +172,7 @@ class CheckpointFolder:
         with files.storage_errors(self.folder):
             files.write_json(self.folder / CONTENTS, files.with_checksum(schema.to_json(contents)))
             files.write_atomically(self.folder / DONE, "")
-            # What is there is rejected or unfinished: training would have resumed from a usable checkpoint.
+            # A folder with this name is rejected or unfinished: training would have resumed from a usable checkpoint.
             if self.final.is_dir() and not self.final.is_symlink():
                 (self.final / DONE).unlink(missing_ok=True)
             files.remove_path(self.final)
@@ -181,8 +186,8 @@ def prune_checkpoints(
 ) -> list[str]:
     """Remove old usable checkpoints of a run, and return their folder names; unusable ones stay.
 
-    A checkpoint is usable if training can resume from it. Of these, the newest `keep` stay, and those at the positions
-    `best`.
+    A checkpoint is usable if training can resume from it. The newest `keep` usable checkpoints stay, and so do the
+    usable checkpoints at the positions `best`.
     """
     removed = []
     with files.storage_errors(output.root):
@@ -230,10 +235,10 @@ def newest_checkpoint(output_dir: Path) -> Position | None:
 
 
 def unusable_reason(folder: Path) -> str | None:
-    """Return why training cannot resume from a finished checkpoint, None when it can.
+    """Return why training cannot resume from a finished checkpoint; None when training can.
 
-    It must have an intact contents.json with the `outputId` of run.json, all files with their sizes, and no rejection
-    by an earlier load. The content of the other files is not read.
+    A usable checkpoint has an intact contents.json with the `outputId` of run.json, all listed files with their listed
+    sizes, and no `rejected.json` of an earlier load. This function does not read the listed files.
     """
     try:
         _read_checked(folder)
@@ -245,7 +250,8 @@ def unusable_reason(folder: Path) -> str | None:
 def find_damage(folder: Path, rank: int = 0, ranks: int = 1) -> str | None:
     """Read all files of a checkpoint. Return what is wrong with them; None if each has its recorded sha256.
 
-    Of a checkpoint that all processes of a script wrote together, each process `rank` of `ranks` reads a share.
+    If all processes of a script wrote the checkpoint together, each process calls this function and reads only a share
+    of the files. `rank` is the number of this process, and `ranks` the number of processes.
     """
     if (reason := unusable_reason(folder)) is not None:
         return reason
@@ -336,7 +342,11 @@ def read_any_contents(folder: Path) -> SavedCheckpoint:
 
 
 def read_contents(folder: Path) -> CheckpointContents:
-    """Return `contents.json` of a checkpoint of the parameter servers. Raise as `read_any_contents` does."""
+    """Return `contents.json` of a checkpoint of the parameter servers.
+
+    Raises:
+        CheckpointError: a script saved the checkpoint, or `read_any_contents` raises this error.
+    """
     contents = read_any_contents(folder)
     if not isinstance(contents, CheckpointContents):
         raise CheckpointError(f"{CONTENTS} belongs to a checkpoint of a script")
@@ -344,7 +354,11 @@ def read_contents(folder: Path) -> CheckpointContents:
 
 
 def _fits_tables(contents: CheckpointContents, name: str, rows: CheckpointRows) -> bool:
-    """Return whether sample rows have int64 ids, and a vector of the table's width for each of them."""
+    """Return whether the sample `rows` of the table `name` are possible.
+
+    They are possible if the checkpoint has this table, each id fits into int64, and each id has one vector, as wide as
+    the table.
+    """
     widths = {len(values) for values in rows.values}
     is_int64 = all(-(2**63) <= number < 2**63 for number in rows.ids)
     known = name in contents.tables and widths <= {contents.tables[name].width}
@@ -352,7 +366,10 @@ def _fits_tables(contents: CheckpointContents, name: str, rows: CheckpointRows) 
 
 
 def write_file(folder: Path, name: str, write: Callable[[IO[bytes]], None]) -> dict[str, CheckpointFile]:
-    """Let `write` write a checkpoint's file `name` in `folder`, sync it to disk, and return {name: size and sha256}."""
+    """Create the file `name` of a checkpoint in `folder`, sync it to disk, and return {name: size and sha256}.
+
+    This function opens the file, and calls `write` with it to write the content.
+    """
     path = folder / name
     with files.storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -366,13 +383,16 @@ def write_file(folder: Path, name: str, write: Callable[[IO[bytes]], None]) -> d
 def _describe_file(path: Path) -> CheckpointFile:
     """Read a file, and return its size and sha256."""
     with files.storage_errors(path):
-        # The sha256 first: to open the file updates the size that a client of NFS knows.
+        # First the sha256, because it opens the file: then an NFS client updates the size that it has cached.
         sha256 = files.sha256_file(path)
         return CheckpointFile(path.stat().st_size, sha256)
 
 
 def check_files(folder: Path, names: Iterable[str], listed: Mapping[str, CheckpointFile]) -> str | None:
-    """Return what is wrong with the files `names` of a checkpoint; None if all have their recorded sha256."""
+    """Return what is wrong with the files `names` of a checkpoint; None if all have the sha256 in `listed`.
+
+    `listed` has the entry of each file in contents.json.
+    """
     for name in names:
         entry = listed.get(name)
         if entry is None:
@@ -401,7 +421,7 @@ def reject(folder: Path, reason: str, attempt: int) -> LauncherError:
 
 
 def read_output_id(output_dir: Path) -> str | None:
-    """Return `outputId` of the run record; None when the record is missing or damaged (rank 0 repairs it)."""
+    """Return `outputId` of the run record; None when the record is missing or damaged (rank 0 repairs the record)."""
     return (run_record.read(OutputPaths(output_dir))[0] or {}).get("outputId")
 
 
@@ -410,13 +430,13 @@ def total_bytes(contents: SavedCheckpoint) -> int:
     return sum(entry.bytes for entry in contents.files.values())
 
 
-# The exported model, and the checkpoint that it has to be made of.
+# The exported model, and the checkpoint from which it is exported.
 
 MODEL_FILES = ("network.pdmodel", "network.pdiparams", "interface.py", "model.json", "score.json")
 
 
 def is_model_complete(folder: Path) -> bool:
-    """Return whether `folder` has all MODEL_FILES; an export gives the folder its name only when it is complete."""
+    """Return whether `folder` has all MODEL_FILES. An export gives a folder this name once all files are in it."""
     with files.storage_errors(folder):
         return all((folder / name).is_file() for name in MODEL_FILES)
 
@@ -431,9 +451,10 @@ def model_checkpoint(folder: Path) -> str:
 
 
 def scores_by(contents: CheckpointContents, metric: str) -> list[tuple[int, float]]:
-    """Return a checkpoint's scores of `metric` as (finished passes, value); NaN for a pass without a value.
+    """Return the scores of `metric` that a checkpoint recorded, each as (number of finished passes, value).
 
-    The list is empty when the checkpoint was saved with another `training.keepBest`.
+    The value is NaN for a pass without a value. The list is empty when the checkpoint was saved with another
+    `training.keepBest`.
     """
     if not metric or contents.scores is None or contents.scores.metric != metric:
         return []
@@ -447,8 +468,8 @@ def choose_model_checkpoint(
     """Return the position of the checkpoint from which the model must be exported; None if there is none.
 
     The candidates are the checkpoints after the passes with a score of `metric`, the best score first, and then the
-    checkpoint after the last pass. The first usable candidate is returned, or the one from which the current model in
-    model/ was exported, even if that checkpoint was removed since then.
+    checkpoint after the last pass. This function returns the first candidate that training can resume from, or from
+    which the current model in model/ was exported. The latter counts even if the checkpoint was removed since then.
 
     Args:
         output_dir: the output folder with the checkpoints.

@@ -7,12 +7,13 @@ list) only after ENOENT or ENOTDIR, so a failing storage is never mistaken for a
     ENOSPC, EDQUOT, EACCES, EPERM, EROFS         StorageError (exit code 75): final, the user must act
     EIO, ESTALE, ETIMEDOUT, ENOTCONN, EREMOTEIO  StorageFailedError (exit code 71): perhaps temporary. Reads
                                                  are retried for 20 s, then Kubernetes starts another pod
-    EISDIR, ELOOP                                StorageError (75): there is a folder or a link in its place
+    EISDIR, ELOOP                                StorageError (75): a folder or a link has the file's name
     any other                                    the OSError itself: a bug of the launcher
 
-The argument `sleep` of reads waits between retries for the given number of seconds; it may raise to stop them. The
-argument `check` of writes and copies may raise to stop them: writes call it right before they replace the file,
-because this process may have lost the right to write; copies and sha256 call it after every block of 1 MiB.
+Reads have an argument `sleep`. They call it with the number of seconds to wait before a retry, and it may raise to stop
+the retries. Writes and copies have an argument `check`, which may raise to stop the work. Writes call `check` right
+before they replace the file, because this process may have lost the right to write; copies and sha256 call `check` for
+every block of 1 MiB.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ T = TypeVar("T")
 CHECKSUM = "checksum"
 """The key under which `with_checksum` adds a sha256 to a JSON object."""
 BLOCK = 1 << 20
-"""Bytes per read or write of a copy: a network file system is slow with less, more would need more memory."""
+"""Bytes per read or write of a copy. Smaller blocks are slow on a network file system; larger ones need more memory."""
 RETRY_WAITS = tuple(backoff_seconds(failures, 0.25, 6.0) for failures in range(1, 8))
-"""Seconds between the attempts of `retry_storage`, 20 in total: an NFS server needs so long to fail over."""
+"""Seconds between the attempts of `retry_storage`: 20 s in total, because an NFS server needs so long to fail over."""
 NOT_FOUND = (FileNotFoundError, NotADirectoryError)
 _FREE_SHARED = "delete earlier runs with `python -m launcher clean`, or enlarge that volume; then "
 RESTART_RUN = f"{_FREE_SHARED}start the run again."
@@ -64,7 +65,7 @@ def storage_errors(path: Path) -> Iterator[None]:
     """Convert an OSError of the `with` block to an error whose message has the cause and the fix.
 
     The block must contain only file operations: the timeout of a socket would be reported as a failing volume. `path`
-    is the file or folder that it uses, for the message.
+    is the file or folder that the block uses, for the message.
     """
     try:
         yield
@@ -96,8 +97,8 @@ def storage_errors(path: Path) -> Iterator[None]:
 def retry_storage(path: Path, work: Callable[[], T], sleep: Callable[[float], None] = time.sleep) -> T:
     """Call `work` and return its result; while the storage fails temporarily, call it again for up to 20 s.
 
-    `work` must be idempotent; `path` is the file or folder that it uses, for messages. FileNotFoundError and
-    NotADirectoryError of `work` are not converted: a file is absent.
+    `work` must be idempotent. `path` is the file or folder that `work` uses, for messages. If `work` raises
+    FileNotFoundError or NotADirectoryError, this function raises the same error, which means that a file is absent.
     """
     for wait in RETRY_WAITS:
         try:
@@ -165,26 +166,29 @@ def _parse_float(text: str) -> float:
 
 
 def _parse_int(text: str) -> int:
-    """Return an integer of JSON; raise ValueError if a float cannot hold it, because any number may become one."""
+    """Return an integer of JSON; raise ValueError if it is too large for a float.
+
+    Code that uses the value may convert any number to a float.
+    """
     _parse_float(text)
     return int(text)
 
 
 def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `value` with the sha256 of its content under the key CHECKSUM; `parse_json_object` verifies it."""
+    """Return `value` with the sha256 of its content under the key CHECKSUM, which `parse_json_object` verifies."""
     canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return {**value, CHECKSUM: hashlib.sha256(canonical.encode()).hexdigest()}
 
 
 def list_names(folder: Path, sleep: Callable[[float], None] = time.sleep) -> list[str]:
-    """Return the sorted names of the files and folders in `folder`; an empty list if it is absent."""
+    """Return the sorted names of the files and folders in `folder`; an empty list if `folder` is absent."""
     with contextlib.suppress(*NOT_FOUND):
         return retry_storage(folder, lambda: sorted(path.name for path in folder.iterdir()), sleep)
     return []
 
 
 def free_bytes(path: Path) -> int:
-    """Return how many bytes this user can still write to the volume of `path`, which need not exist."""
+    """Return how many bytes this user can still write to the volume of `path`. `path` itself need not exist."""
     for folder in (path, *path.parents):
         with contextlib.suppress(*NOT_FOUND), storage_errors(folder):
             stat = os.statvfs(folder)
@@ -216,7 +220,7 @@ def _describe_owner(path: Path) -> str:
 
 
 def fsync_dir(folder: Path) -> None:
-    """Sync the folder to disk, so that files created or removed in it stay so after a power loss.
+    """Sync the folder to disk, so that a power loss does not undo the creation or removal of files in it.
 
     On a file system that cannot sync folders, this does nothing.
     """
@@ -231,7 +235,7 @@ def fsync_dir(folder: Path) -> None:
 
 
 def fsync_tree(folder: Path) -> None:
-    """Sync `folder` and everything in it to disk; call it before a rename or marker declares it complete."""
+    """Sync `folder` and everything in it to disk; to be called before a rename or a marker declares it complete."""
     for path in folder.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -267,7 +271,7 @@ def write_atomically(path: Path, content: bytes | str, check: Callable[[], None]
 
 
 def write_json(path: Path, value: Mapping[str, Any], check: Callable[[], None] = lambda: None) -> None:
-    """Replace the file `path` with `value` as indented JSON, as `write_atomically` does."""
+    """Replace the content of the file `path` by `value` as indented JSON, with `write_atomically`."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     # A file name that is not valid UTF-8 has characters that only JSON's escapes (\udce9) can write.
     write_atomically(path, text.encode(errors="backslashreplace"), check)
@@ -338,12 +342,15 @@ def folder_files(folder: Path) -> list[Path]:
 
 
 def sum_line(name: str, sha256: str) -> bytes:
-    """Return what a file adds to the digest of its folder."""
+    """Return the bytes that a file with this name and sha256 adds to the digest of its folder (`combine_sums`)."""
     return os.fsencode(name) + f"\0{sha256}\n".encode()  # a name need not be valid UTF-8
 
 
 def combine_sums(sums: Mapping[str, str]) -> str:
-    """Return one sha256 (hex digits) for files: their names, in this order, and sha256."""
+    """Return one sha256 (hex digits) of several files from `sums`, which maps their names to their sha256.
+
+    The order of the names matters.
+    """
     return hashlib.sha256(b"".join(sum_line(*each) for each in sums.items())).hexdigest()
 
 
@@ -355,7 +362,7 @@ def folder_sha256(folder: Path) -> str:
 
 
 def remove_path(path: Path) -> None:
-    """Remove a folder with its content, a file, or a link but not its target; do nothing if it is absent."""
+    """Remove a folder with its content, a file, or a link but not its target; do nothing if `path` is absent."""
     if path.is_symlink() or path.is_file():
         path.unlink()
     elif path.exists():
