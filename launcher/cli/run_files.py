@@ -78,7 +78,7 @@ def read_job_files(storage: Storage, *, again: bool = True) -> JobFiles:
         run=found.run(OUTPUT),
         manifest=found.read(ManifestFile, JOB.manifest),
         data_failure=found.read(DataFailure, JOB.data_failed),
-        passes=found.passes(OUTPUT),
+        passes=metrics.pass_table(found.metrics(OUTPUT)),
         damage=found.damage,
     )
 

@@ -109,12 +109,10 @@ class PartSplitter:
             test_rows = min(splitter.held, self._part.test_rows)
             self._write_test_set(splitter, writers, held, test_rows)
             written = writers.finish(lambda: self._progress.report("writing the last lines to the storage"))
-        except BaseException:
-            self._stop.set()
-            writers.abort()
-            blocks.close(_READER_SECONDS)
-            raise
         finally:
+            self._stop.set()
+            writers.close()
+            blocks.close(_READER_SECONDS)
             held.unlink(missing_ok=True)
         return {
             "lines": splitter.lines,
@@ -286,20 +284,15 @@ class FileWriters:
         for pending in self._pending:
             await_future(pending, wait)
         last = [self._syncs.submit(file.finish) for file in self._files]
-        written = [await_future(one, wait) for one in last]
-        self._shut_down()
-        return written
+        return [await_future(one, wait) for one in last]
 
-    def abort(self) -> None:
-        """Stop the threads without writing the pending pieces, and close the files."""
-        self._shut_down()
+    def close(self) -> None:
+        """Stop the threads, and close the files; pieces that `finish` has not waited for are not written."""
+        for pool in (self._writer, self._syncs):
+            pool.shutdown(cancel_futures=True)
         for each in self._files:
             with contextlib.suppress(OSError):
                 each.file.close()
-
-    def _shut_down(self) -> None:
-        for pool in (self._writer, self._syncs):
-            pool.shutdown(cancel_futures=True)
 
     def _write(self, pieces: Sequence[bytes]) -> None:
         for file, piece in zip(self._files, pieces, strict=True):

@@ -92,10 +92,6 @@ class FoundFiles:
             self.damage[name] = _describe_damage(name, f"{name} is damaged: {why}. The other rows are shown.")
         return metrics.parse_metrics(content.decode(errors="replace"))
 
-    def passes(self, output: OutputPaths) -> list[dict[str, Any]]:
-        """Return the table of the passes (`metrics.pass_table`) from the intact rows of an output's metrics.csv."""
-        return metrics.pass_table(self.metrics(output))
-
 
 @dataclass(frozen=True)
 class SavedRun:
@@ -207,7 +203,7 @@ def parse_runs(contents: Mapping[str, bytes]) -> list[SavedRun]:
             SavedRun(
                 folder=folder,
                 record=read_fields(RunFile, content),
-                passes=found.passes(output),
+                passes=metrics.pass_table(found.metrics(output)),
                 is_locked=output.lock.as_posix() in contents,
                 program=program.get("files") or {},
                 damage=found.damage,
