@@ -102,6 +102,7 @@ class ResumingStream:
             try:
                 self._connect()
             except TransientError as error:
+                self.close()
                 self._retry.wait_or_raise(self._name, error)
 
     def blocks(self) -> Iterator[bytes]:
@@ -164,16 +165,12 @@ class ResumingStream:
             self.position,
         )
         seen, left = hashlib.sha256(), self.position
-        try:
-            while left:
-                data = self._receive(min(BLOCK, left))
-                if not data:
-                    raise TransientError(f"the connection ended {left} bytes too early")  # noqa: TRY301
-                seen.update(data)
-                left -= len(data)
-        except TransientError:
-            self.close()
-            raise
+        while left:
+            data = self._receive(min(BLOCK, left))
+            if not data:
+                raise TransientError(f"the connection ended {left} bytes too early")
+            seen.update(data)
+            left -= len(data)
         if seen.digest() != self._digest.digest():
             raise self._changed_error()
 
