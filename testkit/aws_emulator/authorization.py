@@ -26,6 +26,11 @@ def statements(policies: Iterable[str]) -> list[dict[str, Any]]:
     return [statement for text in policies for statement in json.loads(text)["Statement"]]
 
 
+def actions(policies: Iterable[str]) -> list[str]:
+    """Return the actions of all statements of IAM documents."""
+    return [action for statement in statements(policies) for action in statement["Action"]]
+
+
 def is_allowed(
     granted: Iterable[Mapping[str, Any]],
     action: str,

@@ -106,8 +106,8 @@ def _delete_versions(cloud: MotoCloud, bucket: str, key: str = "") -> None:
 class Bucket(Handler):
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
         name = p["bucket"]
-        where = {"CreateBucketConfiguration": {"LocationConstraint": cloud.region}}
-        cloud.client("s3").create_bucket(Bucket=name, **({} if cloud.region == "us-east-1" else where))
+        where = {"LocationConstraint": cloud.region}
+        cloud.client("s3").create_bucket(Bucket=name, CreateBucketConfiguration=where)
         return name, {"arn": f"arn:aws:s3:::{name}"}
 
     def _tags(self, cloud: MotoCloud, name: str) -> dict[str, str]:

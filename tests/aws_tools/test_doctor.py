@@ -17,6 +17,7 @@ from botocore.exceptions import ClientError, NoCredentialsError
 from aws import doctor
 from aws.stack_access import make_clients
 from infra import iam_policies
+from testkit.aws_emulator import authorization
 
 ARN = "arn:aws:sts::123456789012:assumed-role/Admin/me"
 
@@ -152,8 +153,7 @@ def test_doctor_ready_account_warns_only_about_image(examine, dev) -> None:
         "pulumi up --stack dev, then make push STACK=dev, then pulumi up again",
     ]
     documents = iam_policies.deployer("paddle-training-dev", dev().settings.iam)
-    statements = [s for text in documents for s in json.loads(text)["Statement"]]
-    assert {a for s in statements for a in s["Action"]} == set(iam.asked)
+    assert set(authorization.actions(documents)) == set(iam.asked)
 
 
 def test_doctor_simulates_rights_on_own_roles_with_their_conditions(examine) -> None:

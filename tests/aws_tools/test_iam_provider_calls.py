@@ -5,7 +5,6 @@ The emulator denies calls by a table that was written with the documents; this l
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import yaml
 
 from infra import iam_policies
 from infra.settings import IamSettings
+from testkit.aws_emulator import authorization
 
 BOUNDED = IamSettings(permissions_boundary="arn:aws:iam::123456789012:policy/Boundary")
 
@@ -31,13 +31,9 @@ def _on_behalf() -> set[str]:
     return {action for row in RECORDED["on behalf"] for action in row["actions"].split()}
 
 
-def _given(documents: list[str]) -> set[str]:
-    return {a for text in documents for s in json.loads(text)["Statement"] for a in s["Action"]}
-
-
 @pytest.mark.parametrize("iam", [IamSettings(), BOUNDED])
 def test_deployer_policy_covers_recorded_calls_and_their_rights(iam: IamSettings) -> None:
-    given = _given(iam_policies.deployer("paddle-training-dev", iam))
+    given = {*authorization.actions(iam_policies.deployer("paddle-training-dev", iam))}
     called = _called()
     assert len(called) > 140
     assert called - given == set()
@@ -48,7 +44,7 @@ def test_deployer_policy_covers_recorded_calls_and_their_rights(iam: IamSettings
 def test_preview_policy_covers_recorded_reads() -> None:
     reads = {name for name in _called() if name.partition(":")[2].startswith(("Describe", "Get", "List"))}
     # A preview reads no objects: they may be other users' data.
-    assert reads - _given(iam_policies.preview("aws")) == {"s3:GetObjectTagging"}
+    assert reads - {*authorization.actions(iam_policies.preview("aws"))} == {"s3:GetObjectTagging"}
 
 
 def test_rights_on_behalf_name_recorded_operations_and_cover_kms() -> None:

@@ -42,21 +42,17 @@ def _types(recorder: Recorder) -> set[str]:
     return {args.typ for args in recorder.resources if args.typ.startswith("aws:")}
 
 
-def _actions(documents: list[str]) -> list[str]:
-    return [action for statement in authorization.statements(documents) for action in statement["Action"]]
-
-
 def test_deployer_policy_has_exactly_the_needed_actions() -> None:
     used = _types(everything()) | _types(default())
     needed = set().union(
         *(required_actions(row) for row in (*used, "role that loses its boundary", "every preview", "tools"))
     )
-    given = _actions(DEPLOYER)
+    given = authorization.actions(DEPLOYER)
     assert set(given) == needed
     for statement in authorization.statements(DEPLOYER):
         assert len(statement["Action"]) == len(set(statement["Action"]))
     assert not [action for action in given if "*" in action]
-    assert needed - set(_actions(BOUNDED)) == {"iam:DeleteRolePermissionsBoundary"}
+    assert needed - set(authorization.actions(BOUNDED)) == {"iam:DeleteRolePermissionsBoundary"}
 
 
 def test_deployer_without_one_action_is_denied(tmp_path: Path) -> None:
@@ -75,11 +71,13 @@ def test_policy_documents_fit_managed_policies(documents: list[str]) -> None:
 
 
 def test_preview_policy_is_read_only() -> None:
-    statements = authorization.statements(iam_policies.preview("aws"))
+    documents = iam_policies.preview("aws")
     verbs = ("Describe", "Get", "List", "Decrypt")
-    assert [a for s in statements for a in s["Action"] if not a.partition(":")[2].startswith(verbs)] == []
+    assert [a for a in authorization.actions(documents) if not a.partition(":")[2].startswith(verbs)] == []
     limited = {
-        s["Action"][0]: (s["Resource"], s.get("Condition")) for s in statements if len(s["Action"]) == 1
+        s["Action"][0]: (s["Resource"], s.get("Condition"))
+        for s in authorization.statements(documents)
+        if len(s["Action"]) == 1
     }
     alias = {"kms:ResourceAliases": "alias/paddle-training-state"}
     assert limited["kms:Decrypt"] == ("*", {"ForAnyValue:StringEquals": alias})

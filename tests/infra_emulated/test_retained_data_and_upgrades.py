@@ -51,12 +51,7 @@ def test_up_after_protected_destroy_reuses_data(dev_stack: Make, account: Accoun
     _assert_kept(account, kept, made, ended)
     forgotten = engine.preview(fails=True)
     assert "an earlier destroy of paddle-training-dev kept it" in forgotten.text, forgotten.text
-    arns = [arn for record in account.all() if record.type in KEPT and (arn := record.outputs.get("arn"))]
-    commands = list(destroy_plan.adopt_commands(read_stack("dev"), arns))
-    adopt = engine.adopt(kept)
-    assert sorted(commands) == sorted(
-        f"pulumi config set --path 'storage.adopt.{key}' {id_} --stack dev" for key, id_ in adopt.items()
-    )
+    engine.adopt(kept)
     # Settings that changed in the meantime are applied to the imported resources. The cluster is not needed for it.
     engine.config(
         "paddle-training:storage.archiveAfterDays=90",
@@ -141,11 +136,6 @@ def test_kubernetes_upgrade_starts_with_control_plane_and_nodes_keep_their_image
     engine = dev_stack("dev", "storage.protect=false", *spot)
     engine.up()
     groups = {record.inputs["nodeGroupName"].rpartition("-")[0]: record for record in account.all(NODES)}
-    sizes = {name.rpartition("-")[2]: g.inputs["scalingConfig"]["desiredSize"] for name, g in groups.items()}
-    assert sizes == {"nodes": 0, "fallback": 0, "system": 1}
-    markets = {name.rpartition("-")[2]: g.inputs.get("capacityType") for name, g in groups.items()}
-    assert markets == {"nodes": "SPOT", "fallback": "ON_DEMAND", "system": None}
-
     # The autoscaler added two nodes, which is not drift. A newer machine image is used only on request.
     gang = groups["paddle-training-dev-nodes"]
     MotoCloud(account, REGION).client("eks").update_nodegroup_config(

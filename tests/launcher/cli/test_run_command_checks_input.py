@@ -44,15 +44,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return write_files(tmp_path, {"My Line/trainer_config.py": PROGRAM, "rows.txt": "1\t2\n3\t4\n"})
 
 
-def launch_options(**more: object) -> launch_training.LaunchOptions:
-    given = {"program": Path("My Line"), "data": "rows.txt", "values": [], "settings": []}
-    return launch_training.LaunchOptions(
-        **{**given, "trainers": None, "passes": None, "check": False, **more}
-    )
-
-
 def plan(**more: object) -> launch_training.TrainingPlan:
-    (made,) = launch_training.plan_trainings(launch_options(**more))
+    given = {"program": Path("My Line"), "data": "rows.txt", "values": [], "settings": []}
+    given |= {"trainers": None, "passes": None, "check": False, **more}
+    (made,) = launch_training.plan_trainings(launch_training.LaunchOptions(**given))
     return made
 
 
