@@ -53,8 +53,6 @@ class SaveSchedule:
         most = min(most, self._ask_at - self._steps)
         if self.every:
             most = min(most, max(1, self.every - self._since))
-        if self._seconds:  # the 1st, 2nd, 4th, 8th… batch
-            most = min(most, (1 << self._steps.bit_length()) - self._steps)
         return most
 
     def record(self, batches: int, seconds: float) -> bool:
@@ -68,13 +66,14 @@ class SaveSchedule:
             ahead = int(self._steps * min(1.0, ASK_SECONDS / max(seconds, 1e-3)))
             requested, self._ask_at = self._ask(self._steps, self._steps + max(1, ahead))
             self.requested = self.requested or requested
-        # The ranks exchange their durations until these are long enough to agree on a speed.
-        if self._seconds and self._steps & (self._steps - 1) == 0:
-            spent = self._slowest(seconds)
-            if spent >= min(MEASURED_SECONDS, self._seconds / 2):
-                batches = max(1, int(self._seconds * self._steps / spent))
-                self.every = min(batches, self.every or batches)
-                self._seconds = 0.0
+            if (
+                self._seconds
+            ):  # the ranks exchange their durations until these are long enough to agree on a speed
+                spent = self._slowest(seconds)
+                if spent >= min(MEASURED_SECONDS, self._seconds / 2):
+                    batches = max(1, int(self._seconds * self._steps / spent))
+                    self.every = min(batches, self.every or batches)
+                    self._seconds = 0.0
         return self.is_due
 
     @property

@@ -25,7 +25,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .model import Model, ModelError, PredictionResult, RowError
+from .model import Model, ModelError, PredictionResult, RowError, ServedError
 
 MAX_ROWS = 10_000
 MAX_BYTES = 8 << 20
@@ -249,13 +249,9 @@ def _add_endpoints(app: ModelServer, pool: ThreadPoolExecutor) -> None:
             text = f"there is no {request.url.path}. Fix: use /predict, /model, /healthz, /metrics or /docs"
         return wrong(error.status_code, text, headers)
 
-    @app.exception_handler(RowError)
-    async def bad_row(_: Request, error: RowError) -> JSONResponse:
-        return wrong(422, str(error))
-
-    @app.exception_handler(ModelError)
-    async def bad_model(_: Request, error: ModelError) -> JSONResponse:
-        return wrong(500, str(error))
+    @app.exception_handler(ServedError)
+    async def served_error(_: Request, error: ServedError) -> JSONResponse:
+        return wrong(422 if isinstance(error, RowError) else 500, str(error))
 
     def predict_body(body: bytes) -> Response:
         """Parse a body, predict its rows and return the response.
