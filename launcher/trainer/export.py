@@ -1,21 +1,21 @@
-"""Write the exported model, which `paddle_served` (launcher/serving) loads without parameter servers, and score it.
+"""Write the exported model, and score it. `paddle_served` (launcher/serving) loads this model without servers.
 
 model/
-  network.pdmodel, .pdiparams   Paddle's inference program; vectors of looked-up ids are inputs of it
-  ids.pdmodel, .pdiparams       only if network() calculates ids: inputs → ids
+  network.pdmodel, .pdiparams   Paddle's inference program; the looked-up vectors are some of its inputs
+  ids.pdmodel, .pdiparams       Paddle's program that calculates ids from inputs; only if network() calculates ids
   embeddings/<table>/           ids.npy (uint64, ascending) and vectors.npy (float32), to be memory-mapped
   model.json                    version, columns, inputs, options, lookups, tables, score
   program/, tables/             the program's files and side tables, which convert a row to numbers
   interface.py                  launcher/program.py, which the program imports
   score.json                    the metrics of this model on the test set
 
-`export_model` writes it from the servers: all trainers call it together after the last save, and all ranks fill
-the two files of a table at the same time. The ids come from the files of a checkpoint and not from the shards of this
-run's data, because the tables also have ids of earlier runs. The ids of all files are sorted together; each rank writes
-a contiguous range of rows.
+`export_model` writes the model with the values of the servers. All trainers call it together after the last checkpoint.
+The ids come from the files of a checkpoint and not from this run's data, because the tables also have ids of earlier
+runs. The ids of all files are sorted together. Each rank writes a contiguous range of these rows, and all ranks write
+to the two files of a table at the same time.
 
-Before the folder gets its name, `evaluation.score_model` opens the files that were just written, as `paddle_served`
-does, and predicts the test set with them, without the servers.
+Then `evaluation.score_model` opens the written files without servers, as `paddle_served` does, and predicts the test
+set. Only after that does the folder get its final name.
 """
 
 from __future__ import annotations
@@ -53,13 +53,20 @@ if TYPE_CHECKING:  # these import Paddle
     from launcher.trainer.process_settings import ProcessSettings
 
 HEADER_BYTES = 4096
-"""A whole page, so that no two ranks write to one page: a network file system may write pages as a whole."""
-ALIGNED_ROWS = 1024  # these many rows fill whole pages of ids, and of vectors of any width
+"""Size of a file's header: a whole page. A network file system may write only whole pages, so no two ranks may write to
+the same page."""
+ALIGNED_ROWS = 1024  # this number of rows fills whole pages of ids, and of vectors of any width
 LOOKUP_ROWS = 1 << 18  # rows that are looked up and written at once
 
 
 def create_table(folder: Path, rows: int, width: int) -> None:
-    """Create `ids.npy` and `vectors.npy` in their final size, for all ranks to fill with `write_rows`."""
+    """Create `ids.npy` and `vectors.npy` of a table in their final size. All ranks fill them with `write_rows`.
+
+    Args:
+        folder: the folder for these two files, which must not exist.
+        rows: number of the table's rows.
+        width: length of a vector.
+    """
     folder.mkdir(parents=True)
     for name, shape, dtype in (
         (IDS, (rows,), np.dtype(np.uint64)),
@@ -79,9 +86,16 @@ def _npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
 
 
 def select_range(ids_by_file: Sequence[Ids], rank: int, ranks: int, checkpoint: str) -> tuple[int, Ids]:
-    """Return the range of the sorted table that a rank writes: the first row, and the ids, ascending.
+    """Choose the range of the sorted table that a rank writes. Return the number of its first row, and its ids.
 
-    The ids of each file of the checkpoint, `ids_by_file`, are ascending too.
+    Args:
+        ids_by_file: the ids in each file of the checkpoint, ascending.
+        rank: the rank that writes the range.
+        ranks: number of all ranks.
+        checkpoint: name of the checkpoint's folder, for messages.
+
+    Returns:
+        The number of the first row, from 0, and the ids of the range, ascending.
 
     Raises:
         DataError: two files have the same id.
@@ -105,7 +119,7 @@ def _first_row(total: int, rank: int, ranks: int) -> int:
 
 
 def _split_points(ids_by_file: Sequence[Ids], rows: int, total: int) -> list[int]:
-    """Return, for each file, how many of its ids are among the `rows` smallest of all `total` ids."""
+    """Return how many ids of each file are among the `rows` smallest ids of all files. All files have `total` ids."""
     if rows == total:
         return [len(ids) for ids in ids_by_file]
     low, high = 0, (1 << 64) - 1
@@ -121,7 +135,15 @@ def _split_points(ids_by_file: Sequence[Ids], rows: int, total: int) -> list[int
 def write_rows(
     folder: Path, first: int, width: int, ids: Ids, vectors: Iterable[NDArray[np.float32]]
 ) -> None:
-    """Write ids, and their vectors as arrays [n, width] in order, to the files in `folder` from row `first` on."""
+    """Write rows to the table's files in `folder`, which `create_table` has created.
+
+    Args:
+        folder: the folder of the table.
+        first: number of the first row to write.
+        width: length of a vector.
+        ids: the ids of the rows.
+        vectors: the vectors in the order of the ids, as arrays of some rows each, shape [n, width].
+    """
     with (
         files.storage_errors(folder),
         (folder / IDS).open("r+b") as ids_file,
@@ -137,28 +159,37 @@ def write_rows(
             os.fsync(file.fileno())
 
 
-MARGIN_BYTES = 64 << 20  # the network, the program's files and its side tables
+MARGIN_BYTES = 64 << 20  # disk space for the network, the program's files and its side tables
 Values = Mapping[str, NDArray[np.float32]]
 ScoreModel = Callable[[Path], dict[str, float]]
-"""Returns metric → value of the model in a folder; see `evaluation.score_model`."""
+"""Takes the folder of a model, and returns metric → value of this model; see `evaluation.score_model`."""
 
 
 class ModelWriter:
     """Writes the folder of one exported model under a temporary name, and renames it when it is complete.
 
-    Trainer 0 calls `create` and `finish`; between these, all trainers fill the tables in `temp`.
+    Trainer 0 calls `create`, then all trainers write their rows to the tables in `temp`, then trainer 0 calls `finish`.
     """
 
     def __init__(self, folder: Path, attempt: int = 0, checkpoint: str = "") -> None:
-        """Prepare to write the model with the values of the folder `checkpoint`; "" if there is no checkpoint."""
+        """Prepare to write a model.
+
+        Args:
+            folder: the final folder of the model.
+            attempt: number of this attempt, for the name of the temporary folder.
+            checkpoint: name of the checkpoint's folder whose values the model has; "" if there is no checkpoint.
+        """
         self.folder, self.checkpoint = folder, checkpoint
         self.temp = folder.with_name(f".{folder.name}.attempt-{attempt}.tmp")
 
     def create(self, tables: Mapping[str, ModelTable]) -> None:
-        """Create the temporary folder with the tables' files; remove temporary folders of earlier attempts.
+        """Remove the temporary folders of earlier attempts, and create a new one with the files of the tables.
+
+        Args:
+            tables: name of each table → its number of rows and width.
 
         Raises:
-            StorageError: the volume has not enough free space; raised before anything is created.
+            StorageError: the volume has not enough free space. Nothing is created in this case.
         """
         needed = MARGIN_BYTES + sum(table.rows * (8 + 4 * table.width) for table in tables.values())
         with files.storage_errors(self.folder):
@@ -172,12 +203,19 @@ class ModelWriter:
     def finish(
         self, program: TrainingProgram, values: Values, tables: Mapping[str, ModelTable], score: ScoreModel
     ) -> dict[str, float]:
-        """Write everything but the tables, score the model, sync all files, and give the folder its final name.
+        """Write everything except the tables, score the model, sync all files, and give the folder its final name.
 
-        An earlier model with this name is replaced.
+        This replaces an earlier model with the same name.
+
+        Args:
+            program: the training program.
+            values: name of each dense parameter → its value.
+            tables: name of each table → its number of rows and width.
+            score: calculates the metrics of the model in the temporary folder.
 
         Returns:
-            The metrics: metric → value. NaN and infinite values are not written to model.json and score.json.
+            The metrics: metric → value. NaN and infinite values are returned too, but model.json and score.json do not
+            have them.
 
         Raises:
             DataError: the model cannot be scored, or metrics() returned nothing.
@@ -232,7 +270,15 @@ def export_from_memory(
     tables: Mapping[str, TableRows],
     score: ScoreModel,
 ) -> dict[str, float]:
-    """Write a model with tables that this process holds to `folder`. Return its metrics, as `score` returned them."""
+    """Write a model to `folder` whose tables are in this process' memory. Return the metrics that `score` returns.
+
+    Args:
+        folder: the final folder of the model.
+        program: the training program.
+        values: name of each dense parameter → its value.
+        tables: name of each table → all its rows, in ascending order of their ids.
+        score: calculates the metrics of the model in a folder.
+    """
     writer = ModelWriter(folder)
     shapes = {name: ModelTable(*rows.vectors.shape) for name, rows in tables.items()}
     writer.create(shapes)
@@ -244,10 +290,11 @@ def export_from_memory(
 def _write_networks(
     folder: Path, program: TrainingProgram, values: Values
 ) -> tuple[list[ModelLookup], list[str]]:
-    """Write Paddle's inference programs to `folder`.
+    """Write the network with the dense parameters `values` to `folder`, as Paddle's inference programs.
 
     Returns:
-        The network's look-ups of tables, and the names of the variables of ids that network() calculates.
+        Two lists. The first one has the network's look-ups of tables. The second one has the names of variables: ids
+        that are looked up, and that network() calculates from the inputs.
     """
     import paddle
 
@@ -262,7 +309,7 @@ def _write_networks(
         if calculated:
             # Paddle's inference cannot load a program without parameters.
             zero = paddle.static.create_global_var([1], 0, "int64", persistable=True, name="zero@ids")
-            with paddle.utils.unique_name.guard("computed_"):  # build_network() had its own names
+            with paddle.utils.unique_name.guard("computed_"):  # not the names that build_network() has used
                 outputs = [ids + zero for ids in calculated.values()]
         exe.run(network.startup)
         for name in dense:
@@ -278,7 +325,11 @@ def _write_networks(
 def _save_network(
     path: Path, network: BuiltNetwork, inputs: Sequence[str], outputs: list[Any], exe: Any
 ) -> None:
-    """Write an inference program. Of `inputs` it has only the ones that `outputs` need; Paddle rejects others."""
+    """Write Paddle's inference program that calculates `outputs` to `path`.
+
+    `inputs` are the names of all possible inputs. The program gets only the inputs that `outputs` depend on, because
+    Paddle rejects others.
+    """
     import paddle
 
     needed = network.names_needed(outputs)
@@ -289,21 +340,22 @@ def _save_network(
 def export_model(
     program: TrainingProgram, trainer: FleetTrainer, log: TrainerLog, test: Records | None, at: Position
 ) -> None:
-    """Write the model `output/model` with the values of the checkpoint `at`; all trainers call this together.
+    """Write the model `output/model` with the values of the checkpoint `at`. All trainers call this together.
 
-    The servers and the trainers must have the values of this checkpoint. Trainer 0 also scores the model, and
-    prints its scores to the trainer's log.
+    The servers and the trainers must already have the values of this checkpoint. Trainer 0 also scores the model, and
+    logs the scores.
 
     Args:
         program: the training program.
         trainer: this trainer.
         log: this trainer's log.
-        test: the test set, which trainer 0 always has.
+        test: the test set, which only trainer 0 needs; None if this trainer's pod has no test set.
         at: position of the checkpoint.
 
     Raises:
         StorageError: the volume is full.
-        StorageFailedError: a file of the checkpoint is damaged (the checkpoint was rejected), or the volume fails.
+        StorageFailedError: the volume fails, or a file of the checkpoint is damaged. In the second case the checkpoint
+            was marked as rejected.
         DataError: the model cannot be scored, or two ranks saved the same id.
     """
     began, settings = time.monotonic(), trainer.settings
@@ -329,9 +381,17 @@ def export_model(
 
 
 def _write_share(trainer: FleetTrainer, folder: Path, name: str, ids: list[Ids], at: Position) -> str:
-    """Read this rank's range of rows of the table `name` from the servers, and write it to `folder`.
+    """Read this rank's range of rows of the table `name` from the servers, and write these rows to `folder`.
 
-    Return a line for the log.
+    Args:
+        trainer: this trainer.
+        folder: the table's folder in the new model.
+        name: name of the table.
+        ids: all ids of the table, as ascending arrays.
+        at: position of the checkpoint, for messages.
+
+    Returns:
+        A line for the log.
     """
     began, transfer, trainers = time.process_time(), 0.0, trainer.trainers
     first, own = select_range(ids, trainers.rank, trainers.count, at.folder)
@@ -353,10 +413,12 @@ def _write_share(trainer: FleetTrainer, folder: Path, name: str, ids: list[Ids],
 
 
 def _map_ids(settings: ProcessSettings, at: Position) -> dict[str, list[Ids]]:
-    """Return for each table name the ids that the files of the checkpoint `at` have, each array ascending.
+    """Return the ids in the files of the checkpoint `at`: name of a table → ascending arrays of ids.
+
+    The arrays are memory-mapped if possible. Each rank verifies the checksums of the ids in its share of the files.
 
     Raises:
-        StorageFailedError: ids have changed since they were saved; the checkpoint was rejected.
+        StorageFailedError: ids have changed since they were saved. The checkpoint was marked as rejected.
     """
     folder = OutputPaths(settings.layout.output).checkpoint(at)
     contents = checkpoints.read_contents(folder)
@@ -366,7 +428,6 @@ def _map_ids(settings: ProcessSettings, at: Position) -> dict[str, list[Ids]]:
         for name, table in contents.tables.items():
             own, shape = found.setdefault(name, []), RowShape(table.width, table.rule)
             for shard, (path, _) in enumerate(row_files.list_files(folder, contents, name, shards)):
-                # each rank verifies a share of the files
                 own += row_files.map_ids(path, shape, verify=shard % settings.trainers == settings.rank)
     except (DataError, FileNotFoundError) as error:
         raise checkpoints.reject(folder, str(error), settings.attempt) from error

@@ -1,18 +1,20 @@
-"""Everything that touches private parts of PaddlePaddle 2.6.2: patches of its Python, flags of its C++ library.
+"""Use private parts of PaddlePaddle 2.6.2: patch its Python code, and set flags of its C++ library.
 
-Paddle's parameter server ended with its version 3.1, so nothing of this can move upstream. `check_version` rejects
-other versions, because each part below was read in the sources of 2.6.2 and tested with it:
+Paddle deleted its parameter server after version 3.1, so none of this code can move to Paddle. Each part below was
+written from the source code of 2.6.2 and tested with 2.6.2, so `check_version` rejects all other versions:
 
-- `raise_message_limit`, `push_each_gradient`: variables in the memory of Paddle's C++ library;
-- `optimizer_rule`, `describe_tables`: what Paddle's optimizers contain, and the description of a table that servers
-  get, which Paddle's API does not let a program set;
-- `GlooRoleMaker`: how trainers find each other, through the launcher instead of Paddle's own store;
-- `ServerConnection`: the client of the servers behind Paddle's library fleet;
-- `keep_gradients`, `remove_operators`, `look_up_program`: changes of a static program.
+- `raise_message_limit`, `push_each_gradient` set variables in the memory of Paddle's C++ library.
+- `optimizer_rule` reads Paddle's optimizers. `describe_tables` writes the descriptions of tables that servers get,
+  because Paddle's API does not let a program set them.
+- `GlooRoleMaker` lets trainers find each other through the launcher instead of Paddle's own store.
+- `ServerConnection` uses the client of the servers that Paddle's library fleet hides.
+- `keep_gradients`, `remove_operators` change a static program. `look_up_program` builds one.
 
-`server_memory.py` reads and writes the tables in the memory of a pserver, and checks what it knows of their layout.
-`launcher/serving/paddle_served/paddle_inference.py` has what Paddle's inference needs, and works without the launcher.
-The rules of network.py read attributes of Paddle's operators and parameters.
+Three other modules use private parts of Paddle, too:
+
+- `server_memory.py` reads and writes the tables in a pserver's memory, and checks their layout before.
+- `launcher/serving/paddle_served/paddle_inference.py` sets up Paddle's inference, and works without the launcher.
+- The rules of `network.py` read attributes of Paddle's operators and parameters.
 """
 
 from __future__ import annotations
@@ -37,18 +39,20 @@ if TYPE_CHECKING:
 
 VERSION = "2.6.2"
 SLOW_STEPS = "each step takes 100 ms more, because a check of the memory of Paddle's client failed"
-CONNECT_SECONDS = 600  # until all pservers listen and all trainers have joined, after the rendezvous
-BARRIER_SECONDS = 3600  # longest time of one trainer between two barriers, such as for a large checkpoint
+CONNECT_SECONDS = 600  # longest wait for all pservers to listen, and for all trainers to join
+BARRIER_SECONDS = 3600  # longest wait for a slow trainer, for example if it writes a large checkpoint
 IGNORED_DEFAULTS = {
     "adam": {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
     "adagrad": {"epsilon": 1e-6},
     "sgd": {},
 }
-"""Arguments that the servers ignore, of Adagrad and of the optimizers of dense parameters. They use these values."""
+"""Arguments that the servers ignore, and the values that they use instead: by the kind of the optimizer.
+
+Adagrad's argument is ignored for tables. The other arguments are ignored for dense parameters only."""
 RULE_NAMES = {"adam": "SparseAdamSGDRule", "sgd": "SparseNaiveSGDRule", "adagrad": "StdAdaGradSGDRule"}
 DEFAULT_BYTES = 64 << 20
 MAX_BYTES = (1 << 31) - 1
-CHUNK = 65536  # rows of one look-up; the message is below 64 MiB
+CHUNK = 65536  # rows of one look-up, so that its message stays below 64 MiB
 _PADDLE_FLAGS = "_ZN6paddle11distributed12paddle_flags"
 PUSH_MILLISECONDS = 1
 _PUSH_FLAGS = {
@@ -85,33 +89,34 @@ def push_each_gradient() -> None:
     """Let Paddle send each gradient of this trainer at once. Call this before `fleet.init_worker()`.
 
     By default a thread of Paddle collects and merges the gradients of up to 12 batches before it sends them. While
-    `ServerConnection.flush` waits, the thread sends what it has. If it runs too late for that on a busy machine, the
-    gradient stays in the trainer, and the servers apply it in the next step.
+    `ServerConnection.flush` waits, the thread sends the gradients that it has. On a busy machine the thread may run too
+    late: a gradient then stays in the trainer, and the servers apply it only in the next step.
 
-    The function sets both merge limits of Paddle's library to 0, and lets its two pushing threads look for gradients
-    every PUSH_MILLISECONDS instead of every 10. If this build of Paddle does not export these variables, it changes
-    nothing and raises no error.
+    This function sets both merge limits of Paddle's library to 0. It also lets Paddle's two pushing threads look for
+    gradients every PUSH_MILLISECONDS instead of every 10 ms. If this build of Paddle does not export these variables,
+    the function changes nothing and raises no error.
     """
     for symbol, value in _PUSH_FLAGS.items():
         _set(symbol, ctypes.c_int32, value)
 
 
 def raise_message_limit(limit: int = MAX_BYTES) -> int:
-    """Let this process send and receive messages of up to `limit` bytes; return the limit in bytes.
+    """Let this process send and receive messages of up to `limit` bytes. Return the limit that then holds, in bytes.
 
-    brpc, Paddle's network library, drops a message that is too long. The receiver only logs it, and Paddle continues
-    as if nothing had happened. The limit of 64 MiB is compiled in: some 66,000 ids of width 16 per batch and server.
-    No function of Paddle sets it. If this build of Paddle does not export the variable, the 64 MiB stay and are
-    returned.
+    brpc, Paddle's network library, drops a message that is too long. The receiver only logs this, and Paddle continues
+    as if nothing had happened. The compiled limit is 64 MiB, about 66,000 ids of width 16 per batch and server. No
+    function of Paddle changes the limit, so this function sets brpc's variable. If this build of Paddle does not export
+    the variable, the limit stays 64 MiB, and the function returns this number.
     """
     return limit if _set(_MAX_BODY_SIZE, ctypes.c_uint64, limit) else DEFAULT_BYTES
 
 
 def optimizer_rule(optimizer: Any, table: str = "") -> OptimizerRule:
-    """Return the rule that does on the servers what Paddle's `optimizer` does in a trainer.
+    """Return the rule with which the servers do the same as Paddle's `optimizer` in a trainer.
 
     Args:
-        table: the table that `optimizer` trains, for messages; "" if it trains the dense parameters.
+        optimizer: an optimizer of paddle.optimizer.
+        table: name of the table that `optimizer` trains; "" if it trains the dense parameters.
 
     Raises:
         ValueError: the servers do not have this optimizer, or ignore one of its arguments.
@@ -168,10 +173,10 @@ def coefficient(regularizer: Any) -> float:
 
 
 def _describe_rule(rule: OptimizerRule, description: Any, spread: float) -> None:
-    """Write a rule into Paddle's description of a table.
+    """Write `rule` into `description`, Paddle's description of an optimizer in a table.
 
-    A table has two such descriptions: for the first value of its rows, and for all other values. New values
-    are uniform from -spread to +spread.
+    A table has two such descriptions: one for the first value of its rows, and one for all other values. The initial
+    values of new rows are uniformly distributed from -spread to +spread.
     """
     description.Clear()
     description.name = RULE_NAMES[rule.kind]
@@ -184,15 +189,19 @@ def _describe_rule(rule: OptimizerRule, description: Any, spread: float) -> None
         values.ada_epsilon = rule.epsilon
     if rule.kind == "adagrad":
         values.initial_g2sum = rule.initial
-        values.learning_rate = rule.rate / rule.initial**0.5  # the rule multiplies by that root
+        values.learning_rate = rule.rate / rule.initial**0.5  # the servers' rule multiplies by this root
 
 
 def describe_tables(tables: Sequence[EmbeddingTable], rules: Mapping[str, OptimizerRule]) -> None:
     """Write each table's optimizer, admission and eviction into Paddle's table descriptions.
 
-    Call it before the program's optimizer adds its operators.
-    Paddle 2.6.2 gives every table Adam (an `elif` is missing in the_one_ps.py), clips weights at 10, and takes
-    betas only from the program's optimizer. So the whole description of a table's optimizer is replaced.
+    Call this before the program's optimizer adds its operators. It replaces the whole description of a table's
+    optimizer, because Paddle 2.6.2 gives every table Adam (an `elif` is missing in the_one_ps.py), clips weights at 10,
+    and takes the betas only from the program's optimizer.
+
+    Args:
+        tables: the tables of the program.
+        rules: name of each table → its optimizer.
     """
     from paddle.distributed.ps import the_one_ps
 
@@ -211,18 +220,23 @@ def describe_tables(tables: Sequence[EmbeddingTable], rules: Mapping[str, Optimi
         counting.nonclk_coeff = 1.0  # an occurrence counts 1; Paddle's default is 0.1
         accessor.embedx_threshold = table.admit if table.admit > 1 else 0
         if table.evict is not None:
-            counting.delete_after_unseen_days = table.evict - 1  # Paddle deletes after more than this
+            counting.delete_after_unseen_days = table.evict - 1  # Paddle deletes rows after one more day
 
     the_one_ps.SparseTable._set = set_table
 
 
 def table_numbers() -> dict[str, int]:
-    """Return the number of each embedding table by its name, in a pserver after `fleet.init_server()`."""
+    """Return {name of an embedding table: its number in Paddle}, in a pserver after `fleet.init_server()`."""
     return dict(fleet.fleet._runtime_handle.ps_desc_builder.sparse_table_maps)
 
 
 def dense_shape(server: int, servers: int) -> DenseShape:
-    """Describe the dense parameters of pserver `server` of `servers`: of this one, after `fleet.init_server()`."""
+    """Return a description of this pserver's part of the dense parameters. Call this after `fleet.init_server()`.
+
+    Args:
+        server: number of this pserver in the job, from 0.
+        servers: number of all pservers of the job.
+    """
     from paddle.distributed.ps.the_one_ps import DenseTable
 
     tables = fleet.fleet._runtime_handle.ps_desc_builder.tables
@@ -238,10 +252,10 @@ def dense_shape(server: int, servers: int) -> DenseShape:
 
 
 class GlooRoleMaker(fleet.PaddleCloudRoleMaker):  # type: ignore[misc]
-    """Gives Paddle this process' role and addresses from environment variables.
+    """Gives Paddle the role and the addresses of this process, which Paddle's base class reads from the environment.
 
-    gloo, the library with which trainers exchange values, finds their addresses through the key-value store of
-    rank 0's launcher (supervisor/peers/peer_server.py).
+    Trainers exchange values with the library gloo. They find each other's addresses through the key-value store of rank
+    0's launcher (supervisor/peers/peer_server.py).
     """
 
     def __init__(self, settings: ProcessSettings) -> None:
@@ -276,23 +290,23 @@ class SingleRoleMaker(fleet.UserDefinedRoleMaker):  # type: ignore[misc]
 
 
 class Trainers:
-    """The trainers of a job, which wait for each other and exchange numbers. All of them call each method together."""
+    """Lets the trainers of a job wait for each other and exchange numbers. All trainers call each method together."""
 
     def __init__(self, role: GlooRoleMaker, rank: int, count: int) -> None:
         self._role, self.rank, self.count = role, rank, count
 
     def barrier(self) -> None:
-        """Wait until all trainers have called this."""
+        """Wait until all trainers have called this method."""
         fleet.barrier_worker()
 
     def gather(self, values: list[float]) -> NDArray[np.float64]:
-        """Return every rank's values, shape [trainers, len(values)], on every rank."""
+        """Send this trainer's values to all trainers. Return the values of all ranks, shape [trainers, len(values)]."""
         mine = np.zeros((self.count, len(values)))
         mine[self.rank] = values
         return self.total(mine)
 
     def total(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the sum of all trainers' arrays, which have the same shape."""
+        """Return the elementwise sum of the arrays of all trainers. The arrays must have the same shape."""
         return np.asarray(self._role._all_reduce(values, "sum")).reshape(values.shape)
 
 
@@ -302,13 +316,17 @@ class ServerConnection:
     def __init__(
         self, role: GlooRoleMaker, trainers: Trainers, scope: Any, lookups: Any, sync: Any = None
     ) -> None:
-        """Wait until all trainers have joined the servers. Afterwards all have trainer 0's dense parameters.
+        """Connect to the servers, and wait until all trainers have done so.
+
+        Afterwards the servers and all trainers have trainer 0's dense parameters.
 
         Args:
+            role: Paddle's role maker of this process.
+            trainers: all trainers of the job.
             scope: Paddle's scope with the dense parameters.
-            lookups: a program with the look-ups of all tables, for `rows`.
-            sync: in mode sync the program of a step, whose operators send_barrier are removed: they use a communicator
-                that does not exist in this mode.
+            lookups: Paddle's program of a prediction. The method `rows` uses its look-ups of tables.
+            sync: Paddle's program of a training step in mode sync; None in mode async. The operators send_barrier are
+                removed from this program, because they use a communicator that does not exist in mode sync.
         """
         if sync is not None:
             push_each_gradient()
@@ -330,7 +348,10 @@ class ServerConnection:
             remove_operators(sync, ("send_barrier",))
 
     def _prepare_sync(self, role: GlooRoleMaker, trainers: Trainers, scope: Any) -> None:
-        """Create a communicator, which is never started, so that `barrier` can reach the servers' barrier table."""
+        """Create a communicator of Paddle, so that `barrier` can reach the servers' barrier table.
+
+        The communicator is never started.
+        """
         from paddle.distributed.communicator import Communicator
         from paddle.distributed.ps.the_one_ps import PsDescBuilder
         from paddle.distributed.ps.utils.public import DistributedMode
@@ -345,7 +366,7 @@ class ServerConnection:
             "barrier_table_id": builder.barrier_table_id,
             "pserver_endpoints": role._get_pserver_endpoints(),
         }
-        # Never started: it is only needed to reach the servers' barrier.
+        # The communicator is only needed to reach the servers' barrier.
         self._communicator = Communicator(
             DistributedMode.SYNC, arguments, runtime.context["trainer"].get_communicator_flags()
         )
@@ -354,7 +375,7 @@ class ServerConnection:
     def flush(self) -> None:
         """Wait until the servers have received all gradients that this trainer pushed.
 
-        In mode async this takes at least 100 ms: Paddle first merges the gradients, and then sleeps.
+        In mode async this takes at least 100 ms, because Paddle merges the gradients and then sleeps.
         """
         if self._pushes is None:
             self._worker.client_flush()
@@ -362,9 +383,10 @@ class ServerConnection:
             self._pushes.wait()
 
     def barrier(self) -> None:
-        """Wait for all trainers at the servers, which then apply the gradients of a synchronous step.
+        """Wait until all trainers have called this method, and the servers have applied the gradients of the step.
 
-        Two of these in a row can hang when a fast trainer enters the next one: call `Trainers.barrier` before.
+        Call `Trainers.barrier` before each call. Without it, two calls in a row can hang if a fast trainer makes its
+        second call before a slow trainer has left the first call.
         """
         self._worker.barrier(0)
 
@@ -373,7 +395,7 @@ class ServerConnection:
         self._runtime._pull_all_dense(self._runtime.scopes, self._runtime._send_ctx, self._dense)
 
     def rows(self, name: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the vectors that the servers have of some ids, shape [ids, width]; zeros for unknown ids."""
+        """Return the servers' vectors of some ids of the table `name`, shape [ids, width]; zeros for unknown ids."""
         if name not in self._programs:
             self._programs[name] = look_up_program(self._lookups, name)
         program, width = self._programs[name]
@@ -385,7 +407,7 @@ class ServerConnection:
         return given
 
     def leave(self, stop: bool) -> None:
-        """Disconnect from the servers; with `stop` let all of them exit."""
+        """Disconnect from the servers. With `stop`, also let all servers exit."""
         fleet.stop_worker()
         if stop:
             self._worker.stop_server()
@@ -394,8 +416,9 @@ class ServerConnection:
 def keep_gradients(main: Any) -> None:
     """Keep Paddle from multiplying the tables' gradients by the number of ids in the batch.
 
-    Paddle multiplies them if all inputs of a push have equally many ids; no option disables that. So each push gets
-    two more inputs, one with one padding id and one with two. A push ignores padding ids.
+    Paddle multiplies the gradients if all inputs of a push operator have the same number of ids, and no option disables
+    this. So this function gives each push operator of the program `main` two more inputs with different numbers of ids:
+    one has one padding id, the other has two. A push ignores padding ids.
     """
     block = main.global_block()
 
@@ -428,9 +451,9 @@ def remove_operators(program: Any, types: tuple[str, ...]) -> None:
 
 
 def look_up_program(network: Any, name: str) -> tuple[Any, int]:
-    """Return (program, width): the program looks up the variable `ids` in the table `name` of `network`.
+    """Return a program that looks up vectors in the table `name` of the program `network`, and the vectors' length.
 
-    Its result is the variable `found`, shape [ids, width].
+    The program's input is the variable `ids`, shape [ids, 1]. Its result is the variable `found`, shape [ids, width].
     """
     source = network.global_block()
     operator = next(o for o in source.ops if "lookup_table" in o.type and o.input("W") == [name])

@@ -30,18 +30,15 @@ SIZES += (25, 2000, 4000, 10, 1000, 800, 4, 6000, 18, 15, 3000, 100, 2000)
 COUNTS = 13
 POWER = 1.1  # the value of rank r occurs about r**-POWER times as often as the first one
 LIFE = 4  # days for which a value exists
-EFFECT, FREQUENT = (
-    0.6,
-    5,
-)  # standard deviation of the effect of a value of rank 0; half as much at rank FREQUENT
+EFFECT, FREQUENT = 0.6, 5  # standard deviation of the effect at rank 0; rank FREQUENT has half of it
 PAIRS, TOGETHER = ((4, 8), (5, 22), (13, 16), (19, 24)), 0.25
 SLOPES = np.linspace(-0.2, 0.2, COUNTS)
 BASE = -1.6
 EMPTY = 0.05  # share of empty counts, and of empty categories with more than FEW values
 FEW = 1000
 CHUNK = 100_000
-# Numbers of independent random draws: WEIGHT and SIGN for a value, the others for a row. A number of a row is added
-# to a column's: VALUE + column is the draw that chooses the value of this column, for example.
+# Numbers of independent random draws: WEIGHT and SIGN are draws for a value, the others for a row. Where each column
+# has a draw, the column is added to the number: draw VALUE + column chooses a row's value of this column.
 VALUE, NO_VALUE, COUNT, NO_COUNT, CLICK = 0, 100, 200, 300, 400
 WEIGHT, SIGN = 500, 600
 
