@@ -51,7 +51,7 @@ class ExportFolder:
         return cls(s3.Bucket(name), prefix, retry)
 
     def with_prefix(self, prefix: str) -> ExportFolder:
-        """Return the folder `prefix` of the same bucket."""
+        """Return the folder of the same bucket whose name is `prefix`."""
         return dataclasses.replace(self, prefix=prefix)
 
     def url(self, name: str) -> str:
@@ -64,8 +64,8 @@ class ExportFolder:
 
     def find(self, name: str) -> s3.S3Object | None:
         """Return the object `name` in this folder, or None if there is no such object."""
-        # A listing, because without the right to list S3 answers "access denied" to a get of an absent
-        # object.
+        # This lists the objects, because a GET of an absent object gets the answer "access denied" without the right
+        # to list.
         found, _ = self.request(name, lambda key: self.bucket.list_page(key, 1))
         return found[0] if found and found[0].key == self.prefix + name else None
 

@@ -50,13 +50,16 @@ def used_bytes(root: Path = ROOT) -> int:
 
 
 def usable_bytes(root: Path = ROOT) -> int:
-    """Return how many bytes of memory this container may use: its limit, or else the machine's memory."""
+    """Return how many bytes of memory this container may use: its limit, at most the machine's memory."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(physical, limit(root) or physical)
 
 
 def free_bytes(root: Path = ROOT) -> int:
-    """Return how many bytes of memory this container can still get: below its limit, and from the machine."""
+    """Return how many bytes of memory this container can still get.
+
+    This is the smaller one of two numbers: what is left below the container's limit, and what the machine has free.
+    """
     lines = _text(Path("/proc/meminfo")).splitlines()
     available = 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:")))
     return min(available, (limit(root) or available + used_bytes(root)) - used_bytes(root))

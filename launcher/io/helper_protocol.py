@@ -10,8 +10,8 @@ launcher: upload of the model, parsing of the shard, plots and report.
 
 A helper whose launcher dies is killed with all processes that it started.
 
-Other child processes do not use this protocol: parameter servers (pservers) and trainers have no request, and the
-fork server (launcher/trainer/fork_server.py) must create children of the launcher.
+Other child processes do not use this protocol. Parameter servers (pservers) and trainers have no request, and the fork
+server (launcher/trainer/fork_server.py) takes any number of requests, one for each process that it creates.
 """
 
 from __future__ import annotations
@@ -56,25 +56,25 @@ PACKAGES_PATH = Path(__file__).with_name("packages_path")
 def python_environ(environ: Mapping[str, str], packages: Path | None = None) -> dict[str, str]:
     """Return a copy of `environ` with which a Python process can import `launcher` and writes its log unbuffered.
 
-    The process can also import the packages in the folder `packages`, after those of the image.
+    With a folder `packages`, the process can also import the packages in this folder. Packages of the image come first.
     """
     search = [str(PACKAGES), *filter(None, environ.get("PYTHONPATH", "").split(":"))]
     found = {**environ, "PYTHONUNBUFFERED": "1"}
     if packages is not None:
-        search.insert(0, str(PACKAGES_PATH))  # it runs the sitecustomize that it hides
+        search.insert(0, str(PACKAGES_PATH))  # its sitecustomize.py also runs the one that it hides
         found["PADDLE_LAUNCHER_PACKAGES"] = str(packages)
     return found | {"PYTHONPATH": ":".join(dict.fromkeys(search))}
 
 
 Work = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""Takes the request and returns the result."""
+"""A helper's work: a function that takes the request and returns the result."""
 
 
 def main(work: Work) -> NoReturn:
-    """Read one request from stdin, and write the answer to its file; then exit.
+    """Read one request from stdin, call `work` with it, write the answer to ANSWER_FILE, and exit.
 
-    If `work` raises `LauncherError`, the answer has that error's message, and the exit code is that error's. The
-    process exits at once, without the slow clean-up of large libraries.
+    If `work` raises `LauncherError`, the answer has the message of this error, and the process exits with the exit code
+    of this error. The process exits at once, without the slow clean-up of large libraries.
     """
     code = _serve_request(work)
     sys.stdout.flush()

@@ -23,20 +23,20 @@ def write_metrics(
     *,
     may_rename: bool = False,
 ) -> None:
-    """Add the rows of one pass, one for each rank, to metrics.csv, which is replaced atomically.
+    """Add one row for each rank with the results of one pass to metrics.csv.
 
-    Existing rows of the same pass and attempt are replaced, so a repeated call adds no duplicates. `tests` may have
-    more or fewer metrics than earlier passes; the missing scores are empty. A damaged file is copied aside, and its
-    intact rows are kept.
+    The file is replaced atomically. Existing rows of the same pass and attempt are replaced, so a repeated call adds no
+    duplicates. `tests` may have more or fewer metrics than earlier passes; the missing scores are empty. If metrics.csv
+    is damaged, this function saves a copy of it next to it, and keeps the intact rows.
 
     Args:
         output_dir: the run's output folder.
         number: the pass, counted from 0.
-        attempt: the attempt that trained it, counted from 0.
+        attempt: the attempt that trained this pass, counted from 0.
         ranks: (samples, seconds, mean training loss) of each rank, in rank order.
         tests: rank 0's scores on the test set, by metric name without the prefix test_.
-        may_rename: whether `tests` may have other metrics instead of earlier ones, as a changed script has. If not,
-            such a name in the header line counts as damaged.
+        may_rename: whether `tests` may lack earlier metrics and at the same time have new ones, for example because
+            the user has changed the script. If False, such a difference counts as damage of the header line.
     """
     path = OutputPaths(output_dir).metrics_csv
     content = files.read_bytes(path) or b""

@@ -1,4 +1,4 @@
-"""Open files and folders below a root without following any link: neither the last part of a path nor one before it.
+"""Open files and folders below a root without following a symbolic link in any part of their path.
 
 Each folder is opened relative to the descriptor of its parent (openat with O_NOFOLLOW). So a link that somebody puts
 into the path after a check is not followed either.
@@ -45,7 +45,7 @@ def open_parent(root: Path, name: str) -> Iterator[tuple[int, str]]:
     """Yield (descriptor of the folder that contains `root`/`name`, last part of `name`).
 
     Raises:
-        ReaderError: `root` or a folder on the way is a link, or `name` is not a path below `root`.
+        ReaderError: `root` or a folder between `root` and the last part is a link; or `name` is no path below `root`.
     """
     *folders, last = checked_name(name).split("/")
     path, opened = root, [_open(root, str(root), _FOLDER, None)]
@@ -63,7 +63,10 @@ def open_parent(root: Path, name: str) -> Iterator[tuple[int, str]]:
 
 
 def _open(path: Path, name: str, flags: int, parent: int | None) -> int:
-    """Open `name` in the folder `parent`; `path` is its path for messages."""
+    """Open the file or folder `name` in the open folder `parent`, and return its descriptor.
+
+    `path` is the path of this file or folder, for messages. Without `parent`, `name` is a path.
+    """
     try:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     except OSError as error:
@@ -77,7 +80,11 @@ def _is_link(name: str, parent: int | None) -> bool:
 
 
 def open_file(root: Path, name: str) -> BinaryIO:
-    """Open a regular file to read it. Raise `ReaderError` if it or a folder on the way is a link, or it is no file."""
+    """Open the regular file `root`/`name` to read it.
+
+    Raises:
+        ReaderError: the path is not a regular file, or a part of the path is a link.
+    """
     with open_parent(root, name) as (folder, last):
         # Without O_NONBLOCK, the open of a named pipe would wait for a writer.
         descriptor = _open(root / name, last, os.O_RDONLY | os.O_NONBLOCK, folder)
@@ -88,7 +95,7 @@ def open_file(root: Path, name: str) -> BinaryIO:
 
 
 def refuse_links(root: Path, name: str) -> Path:
-    """Return the path `root`/`name`, which may be absent. Raise `ReaderError` if a part of it is a link."""
+    """Return the path `root`/`name`; raise `ReaderError` if a part of the path is a link. The path may be absent."""
     with (
         contextlib.suppress(FileNotFoundError, NotADirectoryError),
         open_parent(root, name) as (folder, last),

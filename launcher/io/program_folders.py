@@ -1,4 +1,4 @@
-"""Find training programs: the examples in launcher/programs, and the users' own folders."""
+"""Find training programs, the examples in launcher/programs or the users' own folders, and check their modules."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ TAKEN = sys.stdlib_module_names.union(
     pydantic_core pylab pyparsing s3transfer setuptools six starlette tensorboardX typing_extensions typing_inspection
     urllib3 uvicorn yaml _yaml""".split(),  # noqa: SIM905
 )
-"""Modules that Python and the launcher import, also while a program runs. A program's own cannot have these names."""
+"""Names of modules that Python or the launcher may import while a program runs. A program's modules cannot have these
+names."""
 TEXT_BYTES = 128 << 10
-"""Limit for the texts of all of a program's files in program.json together."""
+"""Largest size in bytes of the program's files whose texts are in program.json, all files together."""
 
 
 def module_names(folder: Path) -> dict[str, str]:
@@ -41,9 +42,9 @@ def module_names(folder: Path) -> dict[str, str]:
 
 
 def check_module_names(folder: Path) -> None:
-    """Raise `SettingsError` if a module in a program's folder has the name of one of Python or of the launcher.
+    """Raise `SettingsError` if a module in a program's folder has the same name as a module of Python or the launcher.
 
-    One of both would be imported in place of the other.
+    Python would import one of the two modules where the other one is meant.
     """
     names, ours = module_names(folder), folder.resolve()
     files = {name: Path(getattr(sys.modules.get(name), "__file__", None) or "/").resolve() for name in names}
@@ -59,7 +60,10 @@ def check_module_names(folder: Path) -> None:
 
 
 def read_program_texts(folder: Path) -> dict[str, str]:
-    """Return the texts of a program's .py files by name; files that would exceed TEXT_BYTES together are left out."""
+    """Return the texts of a program's .py files by name.
+
+    A file is left out if the size of all returned files would exceed TEXT_BYTES with it.
+    """
     texts, left = {}, TEXT_BYTES
     for path in folder_files(folder):
         if path.suffix == ".py" and path.stat().st_size <= left:

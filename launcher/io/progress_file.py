@@ -25,7 +25,11 @@ class ProgressFile:
     def __init__(
         self, path: Path, clock: Callable[[], float] = time.monotonic, *, saves: bool = True
     ) -> None:
-        """Set the initial fields, but write no file. Only a trainer that `saves` checkpoints has the field `saved`."""
+        """Set the initial fields, but write no file.
+
+        `saves` says whether this process saves checkpoints. If it does not, progress.json has no field `saved` until
+        `start_saving` is called.
+        """
         self._path = path
         self._temp = path.with_name(f".{path.name}.tmp")
         self._clock = clock
@@ -77,15 +81,16 @@ class ProgressFile:
             self.set(**values)
 
     def resume_training(self) -> None:
-        """Set the state `training` before further batches, so the launcher applies its progress deadline.
+        """Set the state `training` before more batches are trained.
 
-        Before the very first batch the state stays: that batch may take longer.
+        In this state the launcher expects a batch within training.progressDeadlineSeconds. Before the first batch of
+        this process, this method does nothing, because the first batch may take longer.
         """
         if "first_batch" in self._marks:
             self.set(state="training")
 
     def start_saving(self) -> None:
-        """Set the field `saved`, unless it is set: from now on this process takes part in saving checkpoints."""
+        """Add the field `saved` with the value null if it is absent: from now on this process saves checkpoints."""
         if "saved" not in self._values:
             self._values["saved"] = None
             self.write()

@@ -1,8 +1,8 @@
 """Exchange of small values between all processes of a user's script, without its library's communication.
 
-With the launcher the values are in the store of rank 0's launcher (launcher/supervisor/peers/peer_server.py): clients
-of network file systems cache folders, so a file that another node wrote may stay invisible for a minute. Without the
-launcher the values are files.
+If the launcher has started the script, the values are in the store of rank 0's launcher
+(launcher/supervisor/peers/peer_server.py). Files would be slower: clients of network file systems cache folders, so a
+file that another node wrote may stay invisible for a minute. Without the launcher the values are files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from launcher.errors import DeadlineError
 from launcher.io import files
 
 RANKS_SECONDS = 1800.0
-"""Longest wait for the other processes, in seconds: one may still write its part of a large checkpoint."""
+"""Longest wait for the other processes, in seconds: another process may still write its part of a large checkpoint."""
 REQUEST_SECONDS = 10.0
 """Timeout of one request to the store."""
 MAX_POLL_SECONDS = 0.2
@@ -40,17 +40,20 @@ def ask_launcher(
 
 
 class RankExchange:
-    """One process's side of the exchange. All processes must call `exchange` equally often, in the same order."""
+    """Exchanges values between this process and the other processes of a script.
+
+    All processes must call `exchange` equally often, in the same order.
+    """
 
     def __init__(self, rank: int, ranks: int, store: str, folder: Path) -> None:
-        """Create the side of process `rank`; nothing is sent yet.
+        """Create the object for process `rank`; nothing is sent yet.
 
         Args:
             rank: number of this process, from 0.
             ranks: number of all processes.
             store: `host:port/path` below which rank 0's launcher stores values; "" without the launcher.
-            folder: folder for the values without the launcher. Process 0 removes what an earlier run left there, so
-                create process 0's object before any process calls `exchange`.
+            folder: folder for the values without the launcher. The constructor of process 0 removes what an earlier
+                run left in this folder, so it must return before any process calls `exchange`.
         """
         self.rank, self.ranks = rank, ranks
         self._store, self._folder = store, folder
@@ -77,7 +80,7 @@ class RankExchange:
         if self.rank:
             return list(self._wait("all", what, deadline))
         values = [self._wait(str(rank), what, deadline) for rank in range(self.ranks)]
-        # Nobody writes a value of the next round before this answer: so a value is never replaced unread.
+        # No process writes a value of the next round before it reads these values, so no value is replaced unread.
         self._write("all", values, what, deadline)
         return values
 
@@ -96,7 +99,7 @@ class RankExchange:
             time.sleep(MAX_POLL_SECONDS)
 
     def _wait(self, key: str, what: str, deadline: float) -> Any:
-        """Return the value of `key` in this round, once it is there."""
+        """Wait until `key` has a value of the current round, and return this value."""
         pause = 0.005
         while True:
             content = self._request("GET", key)[1] if self._store else files.read_bytes(self._folder / key)
@@ -109,7 +112,10 @@ class RankExchange:
             pause = min(2 * pause, MAX_POLL_SECONDS)
 
     def _request(self, method: str, key: str, content: str | None = None) -> tuple[int, bytes]:
-        """Return status and body of the store's answer; (0, b"") if there is none, (status, b"") after an error."""
+        """Return (HTTP status, body) of the store's answer.
+
+        The body is empty if the status is not 200. The status is 0 if the store did not answer.
+        """
         with contextlib.suppress(OSError, http.client.HTTPException):
             address = f"{self._store}ranks/{key}"
             status, body = ask_launcher(method, address, content, seconds=REQUEST_SECONDS)

@@ -13,30 +13,31 @@ import time
 from launcher.errors import DeadlineError
 from launcher.io.rank_exchange import ask_launcher
 
-POLL_SECONDS = 0.5  # between two attempts
-ANSWER_SECONDS = 5.0  # timeout of one attempt
+POLL_SECONDS = 0.5  # between two requests
+ANSWER_SECONDS = 5.0  # timeout of one request
 HOLD = "_hold"
-"""End of the path of the value by which the launcher lets trainers wait after a checkpoint."""
-HOLD_SECONDS = 60.0  # the order to stop takes about one second
-ASK_SECONDS = 600.0  # deadline: without the decision a trainer cannot know where the others save
+"""End of the path of a value in the launcher's store. While this value exists, trainers wait after a checkpoint."""
+HOLD_SECONDS = 60.0  # longest wait; normally the launcher stops the trainers after about one second
+ASK_SECONDS = 600.0  # then the trainer fails: without an answer it cannot know whether the others save
 
 
 def ask_checkpoint_decision(address: str, proposed: int) -> tuple[bool, int]:
-    """Ask the launcher of rank 0 whether to save a checkpoint now, and ask again until the launcher answers.
+    """Return whether the trainers must save a checkpoint now, and when to ask again, as rank 0's launcher decides.
 
-    The launcher answers yes after a user has requested a checkpoint. All trainers ask at the same step, which is a
-    number of trained batches, and all of them get the same answer.
+    A step is a number of trained batches. All trainers call this function at the same steps, and all of them get the
+    same answer at the same step. The answer is "save" if a user or the launcher has requested a checkpoint. If the
+    launcher does not answer, this function repeats the request every POLL_SECONDS.
 
     Args:
-        address: `host:port/path` of rank 0's launcher; the path contains the attempt's secret and the current step.
-        proposed: the step at which this trainer proposes to ask the next time. The launcher takes the proposal of the
-            trainer that asks first.
+        address: `host:port/path` of rank 0's launcher. The path contains the attempt's secret and the current step.
+        proposed: the step at which this trainer proposes to ask the next time. The launcher accepts the proposal of the
+            first trainer that asks at the current step.
 
     Returns:
         (whether to save now, the step at which all trainers must ask the next time).
 
     Raises:
-        DeadlineError: no answer within ASK_SECONDS.
+        DeadlineError: the launcher has not answered within ASK_SECONDS.
     """
     deadline = time.monotonic() + ASK_SECONDS
     while True:
@@ -53,12 +54,13 @@ def ask_checkpoint_decision(address: str, proposed: int) -> tuple[bool, int]:
 
 
 def ask_once(address: str, proposed: int) -> tuple[bool, int]:
-    """Ask once what `ask_checkpoint_decision` asks; do not ask again after an error.
+    """Send one request for `ask_checkpoint_decision`, without a retry.
 
     The arguments and the result are those of `ask_checkpoint_decision`.
 
     Raises:
-        OSError, http.client.HTTPException, ValueError: there was no answer within ANSWER_SECONDS, or an invalid one.
+        OSError, http.client.HTTPException, ValueError: the launcher did not answer within ANSWER_SECONDS, or its answer
+            is invalid.
     """
     status, body = ask_launcher("POST", address, str(proposed), seconds=ANSWER_SECONDS)
     if status != 200:
@@ -70,9 +72,9 @@ def ask_once(address: str, proposed: int) -> tuple[bool, int]:
 def wait_while_held(store: str) -> None:
     """Wait after a checkpoint if the launcher is about to stop all trainers.
 
-    The batches that a trainer trained after the checkpoint would be lost. Normally the launcher stops this process
-    while it waits here. This function returns if the launcher does not intend to stop the trainers, if it has not done
-    so within HOLD_SECONDS, or if it does not answer.
+    Without this wait, the trainer would train batches after the checkpoint that are lost. Normally the launcher stops
+    this process while this function waits. The function returns if the launcher does not intend to stop the trainers,
+    if HOLD_SECONDS have passed, or if the launcher does not answer.
 
     Args:
         store: the beginning of the addresses of all requests: `host:port/path`, with the attempt's secret.
@@ -83,7 +85,7 @@ def wait_while_held(store: str) -> None:
 
 
 def is_held(store: str) -> bool:
-    """Return whether the launcher stops all trainers after the next checkpoint; False if it does not answer."""
+    """Return whether the launcher is about to stop all trainers after a checkpoint; False if it does not answer."""
     with contextlib.suppress(OSError, http.client.HTTPException):
         return ask_launcher("GET", f"{store}{HOLD}", seconds=ANSWER_SECONDS)[0] == 200
     return False

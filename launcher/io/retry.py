@@ -26,7 +26,10 @@ class TransientError(Exception):
 
 
 def backoff_seconds(failures: int, base: float, cap: float) -> float:
-    """Return the seconds to wait after this number of failures in a row: `base`, doubled after each, at most `cap`."""
+    """Return how many seconds to wait after this number of failures in a row.
+
+    The wait is `base` after the first failure, doubles with each further failure, and is at most `cap`.
+    """
     return min(cap, base * 2.0 ** min(failures - 1, 100))  # a float overflows after a thousand failures
 
 
@@ -38,14 +41,14 @@ class Retry:
     """
 
     tries: int = 8
-    """Attempts in a row without progress before it gives up."""
+    """Number of attempts in a row without progress after which `error` is raised."""
     base: float = 0.5
     """Seconds before the second attempt, doubled for each later one."""
     cap: float = 30.0
     """Longest wait between two attempts, in seconds."""
     sleep: Callable[[float], None] = time.sleep
     jitter: Callable[[], float] = field(default=random.random)
-    """Returns a number from 0 to 1; the wait is between half of the backoff and all of it."""
+    """Returns a number from 0 to 1, by which the wait varies from half of the backoff to all of it."""
     doing: str = "read"
     """Verb for messages: `URL could not be <doing>`."""
     error: type[LauncherError] = DataError
@@ -60,7 +63,7 @@ class Retry:
         self.failures = 0
 
     def wait_or_raise(self, name: str, error: TransientError) -> None:
-        """Record a failed attempt, and wait before the next one; after the last one raise `self.error` instead.
+        """Record a failed attempt, and wait before the next attempt; after the last attempt raise `self.error`.
 
         `name` is what was requested, such as an address, for messages.
         """
@@ -78,7 +81,11 @@ class Retry:
         self.sleep(wait)
 
     def call(self, name: str, work: Callable[[], T]) -> T:
-        """Call `work` until it does not raise `TransientError`, and return its result; as in `wait_or_raise`."""
+        """Call `work` until it does not raise `TransientError`, and return its result.
+
+        Between two calls, `wait_or_raise` waits; after the last attempt it raises `self.error`. `name` is what `work`
+        requests, for messages.
+        """
         while True:
             try:
                 result = work()

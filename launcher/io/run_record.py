@@ -15,15 +15,16 @@ RecordAndDamage = tuple[dict[str, Any] | None, files.UnreadableError | None]
 
 
 def first_intact(contents: Iterable[tuple[object, bytes | None]], shape: Any = RunFile) -> RecordAndDamage:
-    """Parse a JSON file, or its copy if the file is absent or damaged; by default a run record.
+    """Parse a JSON file, or its copy if the file is absent or damaged. The file is a run record by default.
 
     Args:
-        contents: (name, bytes) of the file, then of its copies; the bytes of an absent file are None. If this is
-            an iterator, a copy is read only when it is needed.
+        contents: (name, bytes) of the file, then of its copies; the bytes of an absent file are None. With an iterator
+            that reads the files, a copy is read only when it is needed.
         shape: the type of the JSON object (`schema.mismatch`).
 
     Returns:
-        (the first intact object or None, the error of the first damaged file before it or None).
+        (the object of the first intact file, the error of the first damaged file before that file). None stands for an
+        object or an error that does not exist.
     """
     damage = None
     for name, content in contents:
@@ -36,15 +37,19 @@ def first_intact(contents: Iterable[tuple[object, bytes | None]], shape: Any = R
 
 
 def read(output: OutputPaths, pause: Callable[[float], None] = time.sleep) -> RecordAndDamage:
-    """Return run.json of an output folder, or its copy if that is damaged, and what is damaged (`first_intact`).
+    """Return what `first_intact` returns for run.json of an output folder and its copy.
 
-    `pause` waits between retries of a failing storage.
+    `pause` waits for the given number of seconds between retries of a failing storage.
     """
     return first_intact((path, files.read_bytes(path, pause)) for path in (output.run_json, output.run_copy))
 
 
 def write(output: OutputPaths, record: RunFile, check: Callable[[], None] = lambda: None) -> None:
-    """Write run.json and its copy. `check` raises if the output lease was lost: they then belong to another pod."""
+    """Write run.json and its copy.
+
+    `check` is called right before each file is replaced. It raises if this pod has lost the output lease, because then
+    another pod writes these files.
+    """
     value = files.with_checksum(to_json(record))
     for path in (output.run_json, output.run_copy):
         files.retry_storage(path, functools.partial(files.write_json, path, value, check))

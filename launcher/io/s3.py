@@ -1,4 +1,6 @@
-"""S3 client of the launcher: requests to one bucket. Each error is temporary, of this pod only, or final.
+"""S3 client of the launcher: requests to one bucket.
+
+Its errors are of three kinds: a retry may help, a new pod may help, or nothing helps without a change by the user.
 
 Importing this module loads no library; the first `Bucket` loads boto3. Credentials come from the pod's
 environment alone (pod identity, or variables of the chart's `extraEnv`).
@@ -74,13 +76,14 @@ class Bucket:
         return f"{SCHEME}{self.name}/{key}"
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """Call a `method` of boto3's S3 client, such as `get_object`, for this bucket; return its response."""
+        """Call a method of boto3's S3 client for this bucket, such as `get_object`; return its response."""
         return translate_errors(lambda: getattr(self._client, method)(Bucket=self.name, **arguments))
 
     def list_page(self, prefix: str, size: int, token: str = "") -> tuple[list[S3Object], str]:
-        """Return (at most `size` objects whose keys start with `prefix`, sorted by key; token of the next page).
+        """Return (objects whose keys start with `prefix`, sorted by key; token of the next page).
 
-        The token is empty for the first page, and after the last one. S3 returns at most 1000 objects.
+        A page has at most `size` objects, and never more than 1000. To get the next page, pass the returned token as
+        `token`. The returned token is empty after the last page.
         """
         continuation = {"ContinuationToken": token} if token else {}
         page = self.call("list_objects_v2", Prefix=prefix, MaxKeys=size, **continuation)
@@ -105,7 +108,7 @@ def translate_errors(request: Callable[[], T]) -> T:
     try:
         return request()
     except (of.ClientError, of.BotoCoreError, Boto3Error, ValueError) as caught:
-        # A failed upload_file raises its own error; the informative one is its context.
+        # boto3's upload_file raises an error of its own; the informative error is the context of that error.
         error = caught if not isinstance(caught, Boto3Error) else caught.__context__ or caught
         if isinstance(error, of.ClientError):
             status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -114,9 +117,9 @@ def translate_errors(request: Callable[[], T]) -> T:
                 raise TransientError(f"S3 answered {status} {code}") from caught
             raise S3RejectedError(f"S3 answered {code} ({status})", code) from caught
         if isinstance(error, (of.NoCredentialsError, of.CredentialRetrievalError)):
-            # Pod identity injects credentials when a pod is created, which fails in the first seconds after a
-            # role was attached to its service account: this pod never gets them, the next one may. The agent on
-            # its node that gives them out may restart, or fail.
+            # Pod identity injects credentials when a pod is created. In the first seconds after a role was attached to
+            # the service account this fails: the pod never gets credentials, but the next pod may. Or the node's agent
+            # of pod identity, which hands out the credentials, has failed or restarts.
             raise UnfitError(f"{str(error).rstrip('.')}. {_FIX_ACCESS}") from caught
         if isinstance(error, (of.HTTPClientError, of.ConnectionError, of.IncompleteReadError)):
             raise TransientError(f"no connection ({error})") from caught

@@ -1,4 +1,4 @@
-"""Measure how long a step takes a process itself, without the time in which it waits for other processes."""
+"""Measure how long a process itself takes for a step, without the time in which it waits for other processes."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 LEAST_STEPS, LEAST_SECONDS = 20, 10.0
-"""A mean is taken over at least this many steps and this time, waits included: single steps vary."""
+"""A mean covers at least so many steps and seconds (including waits), because single steps vary."""
 
 
 class StepClock:
-    """Measures the mean of a process' own seconds per step, again and again.
+    """Measures how many seconds a process itself takes per step, as a mean over the newest steps.
 
     Attributes:
-        step_seconds: the newest mean; None before the first one.
+        step_seconds: the newest mean; None before the first mean, or if it is 0.
     """
 
     def __init__(
         self, own: Callable[[], float] = time.monotonic, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Create the clock; it stands still before `resume`.
+        """Create the clock, paused. `resume` starts it.
 
         Args:
-            own: returns the seconds that are measured: `time.monotonic` or `processor_seconds`.
-            clock: returns the time, waits included.
+            own: returns a number of seconds that grows while the process works; its growth is measured. It is
+                `time.monotonic` or `processor_seconds`.
+            clock: returns the time in seconds, including waits.
         """
         self._own, self._clock = own, clock
         self._began, self._resumed, self._runs = clock(), 0.0, False
@@ -33,18 +34,18 @@ class StepClock:
         self.step_seconds: float | None = None
 
     def resume(self) -> None:
-        """From now on the process works on its own steps."""
+        """Start to measure, because from now on the process works on its own steps."""
         self._resumed, self._runs = self._own(), True
 
     def pause(self) -> None:
-        """From now on the process waits, or does something else than steps."""
+        """Stop measuring, because from now on the process waits, or does something other than its steps."""
         if self._runs:
             self._seconds += self._own() - self._resumed
         self._runs = False
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out the time of the block, if the clock runs."""
+        """Pause the clock during the `with` block. If it was paused before the block, it stays paused afterwards."""
         ran = self._runs
         self.pause()
         try:
@@ -54,7 +55,10 @@ class StepClock:
                 self.resume()
 
     def add_step(self) -> None:
-        """Record that a step has ended, while the clock runs."""
+        """Record that a step has ended, and update `step_seconds` if there are enough steps for a new mean.
+
+        The clock may keep running.
+        """
         self._steps += 1
         if self._steps >= LEAST_STEPS and self._clock() - self._began >= LEAST_SECONDS:
             with self.paused():
@@ -63,10 +67,11 @@ class StepClock:
 
 
 def processor_seconds() -> float:
-    """Return for how many seconds threads of this process ran on a processor or waited for a free one.
+    """Return for how many seconds the threads of this process ran on a processor or waited for a free processor.
 
-    Waits for messages and disks do not count, but a busy node, a limit of the processor and a slow processor do. The
-    result is 0 on a kernel without these numbers (CONFIG_SCHED_INFO).
+    The seconds of all threads are added. Waits for messages and disks do not count. So a step needs more of these
+    seconds on a busy node, with a CPU limit or on a slow processor. The result is 0 on a kernel that does not measure
+    them (CONFIG_SCHED_INFO).
     """
     total = 0
     for path in Path("/proc/self/task").glob("*/schedstat"):

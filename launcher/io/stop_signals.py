@@ -18,9 +18,9 @@ _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.
 def handle_signals(handler: Callable[[int], object], signals: Sequence[int] = STOP_SIGNALS) -> Iterator[None]:
     """Call `handler` for each signal received inside the `with` block; afterwards restore the earlier handlers.
 
-    The handler receives the signal's number. It runs in the main thread, between any two instructions, so an exception
-    that it raises may interrupt anything there. In another thread, where Python cannot set handlers, the block runs
-    without them.
+    The handler receives the signal's number. The handler runs in the main thread, between any two instructions, so an
+    exception of the handler may interrupt any code of the main thread. If this function is called in another thread,
+    where Python cannot set handlers, it sets none, and only the block runs.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -37,8 +37,8 @@ def handle_signals(handler: Callable[[int], object], signals: Sequence[int] = ST
 def raise_on_stop_signal(consequence: str = "") -> Iterator[None]:
     """Raise `StoppedError` inside the `with` block at the first SIGTERM or SIGINT, and ignore further ones.
 
-    A second signal must not interrupt the clean-up that the first one started. `consequence` says in the message what
-    the stop means for the user, such as `nothing was written`.
+    Further signals must not interrupt the clean-up that the first one started. `consequence` is a part of the message
+    and says what the stop means for the user, such as `nothing was written`.
     """
 
     def stop(number: int) -> None:
@@ -51,12 +51,13 @@ def raise_on_stop_signal(consequence: str = "") -> Iterator[None]:
 
 
 def restore_handlers() -> None:
-    """Restore Python's own signal handlers; call this after Paddle was imported, which replaces some of them.
+    """Restore Python's own signal handlers after the import of Paddle, which replaces some of them.
 
-    Paddle's handlers print a C++ stack trace at SIGTERM and after a crash such as SIGSEGV. They allocate memory, and
-    one handler may wait for another, so a process may sleep in a handler for ever. This was seen in a child process
-    between its fork and its exec, while its parent waited for it. After this call, Python prints its own stack trace
-    after a crash. In any thread other than the main thread, this function does nothing.
+    Paddle's handlers print a C++ stack trace at SIGTERM and after a crash such as SIGSEGV. These handlers allocate
+    memory, and one handler may wait for another one, so that the process sleeps in a handler for ever. This was seen in
+    a child process between its fork and its exec, and the parent process waited for the child. After a call of this
+    function, Python prints its own stack trace after a crash. In any thread other than the main thread, this function
+    does nothing.
     """
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, *_CRASHES):

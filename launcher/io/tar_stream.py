@@ -1,8 +1,8 @@
 """Send files between the command line and a pod as a tar stream with checksums; both ends use this module.
 
-An archive ends with the member `SUMS`, a JSON object {name: sha256}, which the receiver verifies: a truncated
-or corrupted stream is always detected. It contains only regular files. The receiver stops at the archive's
-end marker, because the protocol of `kubectl exec` before version 5 cannot close stdin.
+An archive contains only regular files. Its last member is `SUMS`, a JSON object {name: sha256}. The receiver verifies
+these checksums, so it always detects a truncated or corrupted stream. The receiver stops at the archive's end marker,
+because the protocol of `kubectl exec` before version 5 cannot close stdin.
 
 This module imports only the standard library, since it also runs in the image. Its memory use does not depend
 on the size of the files.
@@ -25,13 +25,13 @@ from typing import IO, BinaryIO
 from launcher.io.open_below import ReaderError, checked_name, refuse_links
 
 SUMS = ".sha256.json"
-"""The last member of every archive: {name: sha256 in hex}."""
+"""Name of the last member of every archive. Its content is {name: sha256 in hex}."""
 
 COPY_BYTES = 256 * 1024
 
 
 class _Counted(io.RawIOBase):
-    """A stream of at most the first `size` bytes of `source` that calculates their sha256."""
+    """A stream with the first `size` bytes of `source`, which calculates the sha256 of the bytes that were read."""
 
     def __init__(self, source: IO[bytes], size: int) -> None:
         self._source, self.left = source, size
@@ -54,11 +54,12 @@ class _Counted(io.RawIOBase):
 def select(root: Path, patterns: Sequence[str], optional: bool = False) -> list[tuple[str, Path]]:
     """Return (name relative to `root`, path) of all regular files that match the patterns, sorted by name.
 
-    Patterns are paths of files or folders, or globs, relative to `root`. Below a folder that matches, files whose name
-    starts with a dot (unfinished files) and links are skipped.
+    Patterns are paths of files or folders, or globs, relative to `root`. Below a folder that matches, links and files
+    whose name starts with a dot (unfinished files) are skipped.
 
     Raises:
-        ReaderError: a pattern has no match, unless `optional`; or what matches is a link or reached through one.
+        ReaderError: a pattern matches a link, or a path through a link; or a pattern matches no file and `optional` is
+            False.
     """
     found: dict[str, Path] = {}
     for pattern in patterns:
@@ -97,14 +98,19 @@ def write_tar(
 ) -> dict[str, str]:
     """Write a tar archive of files, and then their checksums, to a stream.
 
-    A file that grows while it is sent has the size in the archive that it had when it was opened. `entries` are
-    (name in the archive, path of the file), with which `open_entry` opens the file. Files that no longer exist raise
-    FileNotFoundError unless `skip_missing`.
+    If a file grows while it is sent, the archive has as many bytes of it as the file had when it was opened.
+
+    Args:
+        out: the stream.
+        entries: (name in the archive, path of the file) of each file.
+        skip_missing: whether to skip files that no longer exist.
+        open_entry: opens a file; its arguments are an element of `entries`.
 
     Returns:
         name in the archive → sha256 (hex digits).
 
     Raises:
+        FileNotFoundError: a file no longer exists, and `skip_missing` is False.
         ReaderError: a file became shorter while it was sent.
     """
     sums: dict[str, str] = {}
@@ -142,8 +148,8 @@ def write_tar(
 def read_tar(source: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
     """Yield (name, size in bytes, stream of the content) of each file in an archive made by `write_tar`.
 
-    The checksums are verified after the last file. So callers save files under temporary names, and rename
-    them only once this iterator is exhausted.
+    The checksums are verified after the last file. So callers save the files under temporary names, and rename them
+    only after this iterator has ended without an error.
 
     Raises:
         ReaderError: the archive contains something other than regular files, is incomplete, or a checksum
@@ -183,7 +189,7 @@ def read_tar(source: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
 
 
 def save_tar(source: IO[bytes], into: Path) -> dict[str, int]:
-    """Read an archive of `write_tar` from a stream, and write its files, synced to disk, below a folder.
+    """Read an archive made by `write_tar` from a stream, write its files below `into`, and sync them to disk.
 
     `into` is a temporary folder; the caller renames the files once this function returns.
 
@@ -200,7 +206,7 @@ def save_tar(source: IO[bytes], into: Path) -> dict[str, int]:
         with target.open("xb") as out:
             shutil.copyfileobj(content, out, COPY_BYTES)
         saved[name] = size
-    # At once: thousands of small files one after the other take minutes on network storage.
+    # Sync many files at once: thousands of small files one after the other take minutes on network storage.
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(_sync, (into / name for name in saved)))
     return saved

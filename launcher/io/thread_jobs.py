@@ -11,18 +11,20 @@ from typing import TypeVar
 
 T = TypeVar("T")
 Job = Callable[[Callable[[], None]], T]
-"""Gets a function that it must call often: the function raises `CancelledError` once the other jobs are stopped."""
+"""A function that does one job and returns its result. Its argument is a function `check`, which the job must call
+often: `check` raises `CancelledError` once the jobs must stop."""
 THREADS = 8
-"""Hides the latency of a network storage; S3's client has connections for 10."""
-_AHEAD = 4 * THREADS  # jobs that were started before their result is taken: limits the memory
+"""Number of threads. So many hide the latency of a network storage, and S3's client has connections for 10."""
+_AHEAD = 4 * THREADS
+"""Jobs that are started before the first of their results is taken. The limit saves memory."""
 _WAIT_SECONDS = 1.0
 
 
 def run_in_threads(jobs: Iterable[Job[T]], wait: Callable[[], None]) -> Iterator[T]:
-    """Yield the results of `jobs` in their order.
+    """Run `jobs` in threads, and yield their results in the order of the jobs.
 
-    `wait` is called about once a second while this waits for a result, and may raise. An error of a job or of `wait`
-    is raised here, after the running jobs have stopped.
+    While this function waits for a result, it calls `wait` about once a second; `wait` may raise. If a job or `wait`
+    raises an error, this function stops the running jobs and then raises the same error.
     """
     stopped = threading.Event()
 
@@ -45,7 +47,7 @@ def run_in_threads(jobs: Iterable[Job[T]], wait: Callable[[], None]) -> Iterator
 
 
 def await_future(future: Future[T], wait: Callable[[], None]) -> T:
-    """Return the result of a thread's work; call `wait` about once a second before it is finished."""
+    """Wait until a thread's work is finished, and return its result; meanwhile call `wait` about once a second."""
     while not futures.wait([future], _WAIT_SECONDS).done:
         wait()
     return future.result()

@@ -1,10 +1,12 @@
-"""Lets a Python process import the program's packages (`training.packages`), after those of the image.
+"""Let a Python process import the program's packages (`training.packages`).
 
-With PADDLE_LAUNCHER_PACKAGES_FIRST they come before the others: `try` sets it, whose Python also has the packages of
-the command line.
+Packages of the image precede the program's packages. If the variable PADDLE_LAUNCHER_PACKAGES_FIRST is set, the
+program's packages come first. The command `try` sets this variable, because there the program runs in a Python that
+also has the packages of the command line.
 
-Python imports a module with this name when it starts (documentation of the module `site`). PYTHONPATH has this
-module's folder, and not the packages' own one: its folders precede the standard library and the image's packages.
+When Python starts, it imports a module with the name `sitecustomize` (documentation of the module `site`). PYTHONPATH
+contains the folder of this module. It does not contain the folder of the program's packages, because folders in
+PYTHONPATH precede the standard library and the image's packages.
 """
 
 import importlib.util
@@ -20,7 +22,7 @@ if os.environ.get("PADDLE_LAUNCHER_PACKAGES_FIRST"):
     _others = (at for at, path in enumerate(_before) if Path(path).name in ("site-packages", "dist-packages"))
     _at = next(_others, len(_before))
     sys.path[:] = [*_before[:_at], *sys.path[len(_before) :], *_before[_at:]]
-# This module hides the one that the image may have.
+# This module hides a sitecustomize of the image, so run that one here.
 _other = PathFinder.find_spec(
     "sitecustomize", [path for path in sys.path if Path(path) != Path(__file__).parent]
 )
