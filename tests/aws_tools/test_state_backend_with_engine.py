@@ -12,6 +12,7 @@ import pytest
 from aws import state_backend
 from aws.stack_access import make_clients
 from testkit.aws_emulator.pulumi_engine import python_command, reset_moto
+from testkit.written_files import write_files
 from tests.aws_emulator.conftest import moto
 from tests.aws_tools.conftest import REGION
 
@@ -36,13 +37,8 @@ def test_state_backend_second_clone_has_no_changes_and_encrypted_secrets(
     client("s3").delete_bucket_policy(Bucket=made.bucket)
 
     def clone(name: str, settings: str = "") -> Path:
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "Pulumi.yaml").write_text("name: demo\nruntime: {name: python}\n")
-        (folder / "__main__.py").write_text(PROGRAM)
-        if settings != "":
-            (folder / "Pulumi.dev.yaml").write_text(settings)
-        return folder
+        files = {"Pulumi.yaml": "name: demo\nruntime: {name: python}\n", "__main__.py": PROGRAM}
+        return write_files(tmp_path / name, files | ({"Pulumi.dev.yaml": settings} if settings else {}))
 
     def pulumi(folder: Path, *arguments: str) -> str:
         environment = {

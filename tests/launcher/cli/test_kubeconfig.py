@@ -12,6 +12,7 @@ from kubernetes.config import incluster_config
 
 from launcher.cli.cluster_api import connect
 from launcher.cli.errors import UsageError
+from testkit.written_files import write_files
 
 COMMANDS = ("status", "wait", "logs", "results", "runs", "compare", "clean", "stop", "resume", "base")
 
@@ -34,10 +35,7 @@ def kubeconfig(path: Path, *names: str, current: str = "", **changes: Any) -> Pa
 @pytest.fixture(autouse=True)
 def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this process one in a pod, with a service account and an empty home."""
-    account = tmp_path / "account"
-    account.mkdir()
-    for name in ("token", "ca.crt"):
-        (account / name).write_text("x")
+    account = write_files(tmp_path / "account", {"token": "x", "ca.crt": "x"})
     monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(account / "token"))
     monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(account / "ca.crt"))
     monkeypatch.setattr(

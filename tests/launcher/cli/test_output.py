@@ -17,6 +17,7 @@ from launcher.cli.commands import results
 from launcher.cli.errors import describe_os_error, storage_failure
 from launcher.cli.terminal import escape_controls, print_blocks
 from launcher.errors import EXIT_STORAGE, StorageError
+from testkit.written_files import write_files
 
 from .conftest import update_json
 
@@ -111,8 +112,7 @@ def test_control_characters_of_files_are_printed_as_escapes(
 ) -> None:
     hostile(job)
     update_json(job / "output" / "status.json", state=state)
-    (job / "runs" / f"a{HOSTILE}").mkdir()
-    (job / "runs" / f"a{HOSTILE}" / "run.json").write_text('{"started": 1}')
+    write_files(job / "runs", {f"a{HOSTILE}/run.json": '{"started": 1}'})
     code, out, err = cli(argv[0], "--path", job, *argv[1:])
     assert "\\u001b" in (err if state == "failed" else out + err), (code, err)
     assert (code == 1, CONTROLS & set(out + err)) == (state == "failed", set())

@@ -23,6 +23,7 @@ from launcher.cli.packages import (
 )
 from launcher.io.files import sha256_file
 from launcher.io.helper_protocol import python_environ
+from testkit.written_files import write_files
 
 MINOR = sys.version_info.minor
 IMAGE = {
@@ -202,14 +203,12 @@ def test_requirements_are_found(
     expected: str | None,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
+    write_files(tmp_path, files)
     assert find_requirements(tmp_path, given) == (tmp_path / expected if expected else None)
 
 
 def test_a_file_with_packages_that_is_not_read_is_named(tmp_path: Path, capsys) -> None:
-    for name in ("setup.py", "pyproject.toml"):
-        (tmp_path / name).write_text("[tool.black]")
+    write_files(tmp_path, {"setup.py": "", "pyproject.toml": "[tool.black]"})
     assert find_requirements(tmp_path, None) is None
     assert "setup.py may name are not installed" in capsys.readouterr().err
     (tmp_path / "pyproject.toml").write_text('[tool.poetry.dependencies]\nrich = "^13"\n')
@@ -233,12 +232,10 @@ def test_an_image_without_glibc_is_rejected() -> None:
 
 
 def test_a_process_finds_packages_after_those_of_its_python(tmp_path: Path) -> None:
-    folder, other = tmp_path / "packages", tmp_path / "image"
-    folder.mkdir(), other.mkdir()
-    (folder / "json.py").write_text("raise SystemExit('it hides the standard library')\n")
-    (folder / "yaml.py").write_text("raise SystemExit('it hides the package of the image')\n")
-    (folder / "mine.py").write_text("WORD = 'own'\n")
-    (other / "sitecustomize.py").write_text("print('of the image')\n")
+    hides = "raise SystemExit('it hides the standard library, or the package of the image')\n"
+    files = {"json.py": hides, "yaml.py": hides, "mine.py": "WORD = 'own'\n"}
+    folder = write_files(tmp_path / "packages", files)
+    other = write_files(tmp_path / "image", {"sitecustomize.py": "print('of the image')\n"})
     env = python_environ({"PYTHONPATH": str(other)}, folder)
     code = "import json, yaml, mine, multiprocessing as m; print(mine.WORD)"
     command = [sys.executable, "-c", f"{code}; p = m.get_context('spawn'); import subprocess, sys; "]

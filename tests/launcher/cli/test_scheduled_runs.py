@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from launcher.cli import launch_training
 from launcher.cli.errors import UsageError
 from launcher.cli.job_sessions import ClusterSession
-from launcher.cli.launch_training import LaunchOptions, continue_training
+from launcher.cli.launch_training import continue_training
 from launcher.cli.releases import Helm, list_storage_users
 
 from .conftest import DONE, FAILED, RUN_JSON, make_job
 from .fake_cluster import FakeCluster
+from .test_run_command_changes_a_release import launch
 
 CRON = {"k8sJob": "nightly", "k8sDataJob": "", "cronJob": "nightly", "dataPreparedBy": "trainingPods"}
 
@@ -87,12 +86,9 @@ def test_a_failed_job_that_is_started_again_stays_the_newest_run_of_its_cron_job
     assert session(cluster).run().k8s_job == "nightly-2"
 
 
-def test_run_does_not_remove_a_schedule_unasked(cluster: FakeCluster, tmp_path: Path) -> None:
-    plan = launch_training.TrainingPlan([], {"jobName": "mine"})
-    helm = SimpleNamespace(check=lambda *_: "mine-1", read_values=cluster.values.get)
-    options, keep = LaunchOptions(program=tmp_path), tmp_path / "mine.yaml"
+def test_run_does_not_remove_a_schedule_unasked(cluster: FakeCluster) -> None:
     with pytest.raises(UsageError, match=r"training\.schedule, which training mine would remove.*--replace"):
-        launch_training.launch(plan, options, helm, session(cluster), keep)
+        launch(cluster)
 
 
 def test_run_rejects_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:

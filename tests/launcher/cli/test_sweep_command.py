@@ -20,6 +20,7 @@ from launcher.cli.search_space import Axis, read_space
 from launcher.cli.storage import folder_storage
 from launcher.cli.sweep_study import StudyTrial, SweepStudy, choose_journal, intact_records, make_pruner
 from launcher.errors import DataError
+from testkit.written_files import write_files
 
 from .fake_cluster import FakeCluster
 
@@ -357,9 +358,8 @@ GRID = ("--sampler", "grid")
     ],
 )
 def test_bad_input_is_one_error_before_anything_is_made(cli, here, given, message):
-    (here / "line").mkdir()
     text = "def inputs(job): ...\ndef parse(row, job): ...\nOPTIONS = {'rate': 0.1}\n"
-    (here / "line" / "trainer_config.py").write_text(text)
+    write_files(here / "line", {"trainer_config.py": text})
     options = [word for one in given for word in (one if isinstance(one, tuple) else ("--search", one))]
     code, out, err = cli("sweep", "line", "--no-check", "--data", "s3://x/y", *options)
     assert (code, out) == (64, ""), err
@@ -424,16 +424,6 @@ def test_a_sweep_is_resumed_from_the_copy_on_the_storage_and_never_started_twice
     assert open_in("other machine", resume=True).trials() == [asked]
     with pytest.raises(UsageError, match="--by auc: the sweep t searches by error"):
         open_in("here", "auc", resume=True)
-
-
-def test_clean_removes_the_journal_of_a_sweep_when_the_folders_of_its_trials_are_gone(cli, job):
-    sweeps = job.parent / ".sweeps"
-    for name in ("gone", "quick-start"):
-        sweeps.mkdir(exist_ok=True)
-        (sweeps / f"{name}.journal").write_text("{}")
-    (job.parent / "quick-start-1").mkdir()
-    code, _, err = cli("clean", "--path", job, "--yes")
-    assert (code, [path.name for path in sweeps.iterdir()]) == (0, ["quick-start.journal"]), err
 
 
 @pytest.fixture
