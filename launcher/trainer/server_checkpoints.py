@@ -1,18 +1,20 @@
 """Save and restore checkpoints of a running job. All trainers call the methods of `Checkpoints` together.
 
-What the parameter servers add to the folder that launcher/io/checkpoints.py describes:
+launcher/io/checkpoints.py describes the folder of a checkpoint. With parameter servers it also has these files:
 
 tables/<table>/shard-<n>.rows   the rows of one shard of an embedding table, with the optimizer's state (row_files.py)
 dense/part-<n>.npz              each server's part of the dense parameters, with the optimizer's state
 params.npz                      dense parameters by name
 path.txt, <config>.py           where the checkpoint was saved, and the program's file
 
-The training waits only until every server has a copy of its memory (server_commands.py). Then it goes on, while a
-thread of each trainer waits for the files of its own servers, and trainer 0 publishes the checkpoint when all are
-complete. Before the training goes on, some rows of each file are compared with what the servers answer.
+During a save, the training waits until every server has a copy of its memory (server_commands.py), and until some rows
+of each file have been compared with the values that the servers send. Then the training continues. Meanwhile a thread
+of each trainer waits for the files of this trainer's own servers. When the files of all trainers are complete, trainer
+0 publishes the checkpoint: only then does its folder have its final name.
 
-The sha256 of the files is verified before a load, or of rows while the servers read them. Then rows of every table and
-the dense parameters are compared with the values that the servers answered when the checkpoint was saved.
+The trainers verify the sha256 of the files with dense parameters before a load. The servers verify the sha256 of the
+files with rows while they read them. After the load, trainer 0 compares some rows of every table and all dense
+parameters in the servers with the values that the servers had when the checkpoint was saved.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class Checkpoints:
         self.first = trainer.settings.rank == 0
         self.output = OutputPaths(trainer.settings.layout.output)
         self.expected_bytes = 0
-        """Size of the newest checkpoint, or an estimate while it is written; the same on every rank."""
+        """Size of the newest checkpoint in bytes, an estimate while it is written; the same number on every rank."""
         self._exchange = RankExchange(
             self.settings.rank,
             self.settings.trainers,
@@ -69,25 +71,28 @@ class Checkpoints:
         )
         self._publisher = ThreadPoolExecutor(1, "checkpoint")
         self._pending: tuple[Position, Future[int]] | None = None
-        """The position of the checkpoint that is being written, and its size once it is published."""
+        """The position of the checkpoint that is being written, and the future that gets its size when it is published.
+        None if no checkpoint is being written."""
 
     def save(self, at: Position, totals: PassTotals, division: Division, scores: metrics.Scores) -> None:
-        """Start to save a checkpoint of the servers' values at the position `at`; return when training may continue.
+        """Start to save a checkpoint of the servers' current values. Return when the training may continue.
 
-        All trainers call this together, after `FleetTrainer.settle`, and before it `published(wait=True)`. Each trainer
-        compares rows that its own servers save with what the servers answer. Then a thread waits for their files.
-        Trainer 0 publishes the checkpoint when the files of all trainers are complete, and removes checkpoints that
-        training.keepCheckpoints does not keep; if that fails, it is only logged.
+        All trainers call this together. Before it they must call `FleetTrainer.settle`, and `published(wait=True)` for
+        the previous checkpoint. Each trainer compares some of the rows that its own servers save with the values that
+        the servers send. Then a thread of each trainer waits for the files of these servers.
+
+        When the files of all trainers are complete, trainer 0 publishes the checkpoint. It also removes the checkpoints
+        that training.keepCheckpoints does not keep. If it cannot remove them, it only logs the error.
 
         Args:
-            at: position of the training; the checkpoint's folder has its name.
+            at: position of the training, which determines the name of the checkpoint's folder.
             totals: this rank's totals of the unfinished pass; all 0 at the end of a pass.
             division: the division of the pass's rows among the trainers.
-            scores: (finished passes, score by training.keepBest) of the run's passes so far.
+            scores: (number of finished passes, value of the metric training.keepBest after them) of the run so far.
 
         Raises:
             DivergedError: a parameter or a row of a table is NaN or infinite.
-            StorageError, StorageFailedError: the checkpoint could not be written or read back.
+            StorageError, StorageFailedError: the checkpoint could not be written, or has wrong values.
         """
         trainer, trainers, settings = self.trainer, self.trainer.trainers, self.settings
         began = time.monotonic()
@@ -132,7 +137,7 @@ class Checkpoints:
         self._pending = at, self._publisher.submit(job)
 
     def published(self, *, wait: bool = False) -> Position | None:
-        """Return the position of the checkpoint that was published since the last call; None if there is none.
+        """Return the position of the checkpoint that was published since the last call; None if none was published.
 
         With `wait`, first wait until the checkpoint that is being written is published.
 
@@ -154,10 +159,19 @@ class Checkpoints:
         began: float,
         waited: str,
     ) -> int:
-        """Wait for the files of this rank's servers; on trainer 0 for all ranks, and publish the checkpoint.
+        """Wait for the files of this rank's servers, and until the checkpoint is published.
 
-        Return the size of the checkpoint, on every rank after it was published. `began` is the monotonic time at which
-        the save began; `waited` says how long the training waited, for the log.
+        Trainer 0 waits for the files of all ranks, publishes the checkpoint, and removes older ones.
+
+        Args:
+            folder: the folder of the checkpoint.
+            contents: contents.json of the checkpoint, still without files and rows.
+            written: the files that this trainer has written, and its compared rows. The servers' files are added.
+            began: the monotonic time at which the save began.
+            waited: a text for the log that says how long the training waited.
+
+        Returns:
+            The size of the checkpoint in bytes, on every rank.
         """
         for found in self.trainer.own_servers.receive():
             written.files.update(found)
@@ -183,9 +197,12 @@ class Checkpoints:
     def _compare_samples(
         self, folder: CheckpointFolder, written: RankFiles, snapshots: list[Snapshot]
     ) -> None:
-        """Compare some rows of each table that this rank's servers save with what the servers answer.
+        """Compare some of the rows that this rank's servers save with the rows that the servers send.
 
-        Add the compared rows to `written`.
+        Args:
+            folder: the folder of the checkpoint, for messages.
+            written: gets the compared rows.
+            snapshots: the answers of this rank's servers to the command to save; they contain the rows to compare.
 
         Raises:
             DivergedError: a compared row is NaN or infinite.
@@ -210,9 +227,10 @@ class Checkpoints:
             written.rows[table] = CheckpointRows(ids.view(np.int64).tolist(), given.tolist())
 
     def prepare(self) -> InitialModel | None:
-        """Verify the checkpoint to resume from; in a new run read the initial model and set the dense parameters.
+        """Verify the checkpoint to resume from. In a new run, read the initial model and set the dense parameters.
 
-        Call this before the trainers' rendezvous. Each rank verifies the sha256 of its share of the table files.
+        Call this before the trainers' rendezvous. Each rank verifies the sha256 of its share of the files with dense
+        parameters.
 
         Returns:
             The model of training.initModelPath; None if training resumes, or if training.initModelPath is not set.
@@ -221,7 +239,7 @@ class Checkpoints:
             SettingsError: the program's tables differ from the tables of the checkpoint or of the initial model, or
                 training.initModelPath has no model.
             CheckpointError: contents.json of the checkpoint is damaged.
-            StorageFailedError: a file of the checkpoint is damaged or missing; the checkpoint was rejected.
+            StorageFailedError: a file of the checkpoint is damaged or missing. The checkpoint was marked as rejected.
             DataError: the initial model is damaged.
         """
         contents = self.settings.resumed
@@ -236,20 +254,21 @@ class Checkpoints:
         return None
 
     def load(self, initial: InitialModel | None) -> tuple[PassTotals, list[tuple[int, float]]]:
-        """Load the checkpoint to resume from, or else the initial model, into the servers.
+        """Load the checkpoint to resume from into the servers. In a new run, load the initial model if there is one.
 
-        All trainers call this together, after their rendezvous. Trainer 0 then compares the servers' values with the
-        saved values. At the end every trainer has the servers' dense parameters.
+        All trainers call this together, after their rendezvous. After the load of a checkpoint, trainer 0 compares the
+        servers' values with the saved values. At the end every trainer has the servers' dense parameters.
 
         Args:
             initial: the return value of `prepare`; None if there is no initial model.
 
         Returns:
-            This rank's totals of the unfinished pass, and (finished passes, score by training.keepBest) of the run's
-            passes so far; without values in a new run.
+            This rank's totals of the unfinished pass, and a list of (number of finished passes, value of the metric
+            training.keepBest after them) for the run so far. In a new run the totals are 0 and the list is empty.
 
         Raises:
-            StorageFailedError: a file is damaged, or the servers' values differ from it; the checkpoint was rejected.
+            StorageFailedError: a file is damaged, or the servers' values differ from the files. The checkpoint was
+                marked as rejected.
             GangError: the servers' or this trainer's values differ from the initial model.
         """
         contents = self.settings.resumed
@@ -261,18 +280,19 @@ class Checkpoints:
         self.log.line(f"resumed from {contents.position.folder}; the servers' values are verified")
         self.expected_bytes = checkpoints.total_bytes(contents)
         scores = checkpoints.scores_by(contents, self.settings.keep_best)
-        # With more trainers than at the save there may be none.
+        # If this attempt has more trainers than the attempt that saved, the last ranks get no totals.
         ranks = contents.ranks[self.settings.rank :: self.settings.trainers]
         return PassTotals(*(sum(values) for values in zip(*ranks, strict=True))), scores
 
     def restore(self, contents: CheckpointContents) -> None:
-        """Load an earlier checkpoint of this run into the running servers for the export.
+        """Load an earlier checkpoint of this run into the running servers, to export the model from it.
 
-        All trainers call this together. Rows that the servers have and the checkpoint does not have stay in the
-        servers. The exported model has only the checkpoint's ids.
+        All trainers call this together. Rows whose ids the checkpoint does not have stay in the servers, but the
+        exported model gets only the checkpoint's ids.
 
         Raises:
-            StorageFailedError: a file is damaged, or the servers' values differ from it; the checkpoint was rejected.
+            StorageFailedError: a file is damaged, or the servers' values differ from the files. The checkpoint was
+                marked as rejected.
         """
         self._verify_files(contents)
         self.trainer.trainers.barrier()
@@ -286,17 +306,17 @@ class Checkpoints:
         The servers verify files of rows while they load them.
 
         Raises:
-            StorageFailedError: a file changed since the save, or is missing; the checkpoint was rejected.
+            StorageFailedError: a file changed since the save, or is missing. The checkpoint was marked as rejected.
         """
         folder = self.output.checkpoint(contents.position)
-        # Each rank verifies a share, whichever servers will load it.
+        # This rank's servers may load other files than the ones that this rank verifies.
         names = sorted({PARAMETERS, *(name for name in contents.files if name.endswith(".npz"))})
         own = names[self.settings.rank :: self.settings.trainers]
         if reason := checkpoints.check_files(folder, own, contents.files):
             raise checkpoints.reject(folder, reason, self.settings.attempt)
 
     def _table_mismatch(self, contents: CheckpointContents) -> str | None:
-        """Return how the program's tables differ from the tables in the checkpoint; None if they are the same."""
+        """Return a text that says how the program's tables differ from the checkpoint's; None if they are the same."""
         saved, present = contents.tables, self.shapes
         if list(saved) != list(present):
             return f"it has the tables {', '.join(saved)}, but the program has {', '.join(present)}"
@@ -307,10 +327,13 @@ class Checkpoints:
         return None
 
     def _load_servers(self, contents: CheckpointContents) -> None:
-        """Let all servers load the checkpoint; trainer 0 then compares their values with it.
+        """Let all servers load the checkpoint. Then pull the dense parameters into this trainer.
+
+        All trainers call this together. At the end trainer 0 compares the servers' values with the checkpoint.
 
         Raises:
-            StorageFailedError: a file is damaged, or the servers' values differ from it; the checkpoint was rejected.
+            StorageFailedError: a file is damaged, or the servers' values differ from the files. The checkpoint was
+                marked as rejected.
         """
         folder = self.output.checkpoint(contents.position)
         saved = server_tables.load_arrays(folder / PARAMETERS)
@@ -326,7 +349,7 @@ class Checkpoints:
         self.trainer.trainers.barrier()
 
     def _dense_mismatch(self, saved: dict[str, NDArray[np.float32]]) -> str | None:
-        """Return how the servers' dense parameters differ from those of the checkpoint, or None."""
+        """Return a text that says which dense parameters in the servers differ from `saved`; None if all are equal."""
         given = self.trainer.parameters()
         wrong = [n for n, values in given.items() if n not in saved or not np.array_equal(values, saved[n])]
         if not wrong:
@@ -334,7 +357,10 @@ class Checkpoints:
         return f"after the load the servers' values of {', '.join(wrong)} differ from {PARAMETERS}"
 
     def _rows_mismatch(self, contents: CheckpointContents) -> str | None:
-        """Return how the servers' rows differ from the saved values in contents.json; None if they do not."""
+        """Compare the servers' rows with the rows that contents.json has.
+
+        Return a text that says which rows differ; None if all are equal.
+        """
         for name, saved in contents.rows.items():
             given = self.trainer.servers.rows(name, np.array(saved.ids, np.int64))
             expected = np.array(saved.values, np.float32)

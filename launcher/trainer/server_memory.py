@@ -1,28 +1,33 @@
-"""A pserver's tables in its own memory, and all knowledge of the layout of Paddle's C++ objects.
+"""Read and write the tables in a pserver's own memory. This module has all knowledge of the layout of Paddle's objects.
 
-`ServerMemory` belongs to a pserver, `PendingPushes` to a trainer.
+A pserver uses `ServerMemory`, a trainer uses `PendingPushes`.
 
-Paddle 2.6.2 saves tables only as text, which takes 25 seconds of CPU per million ids, and crashes on arm64. A pserver
-can read the same numbers from its own memory as numpy arrays, and write them back. `ServerMemory` does so with
-functions that Paddle's library exports, and this knowledge, which is the same on amd64 and arm64:
+Paddle 2.6.2 saves tables only as text. This takes 25 seconds of CPU per million ids, and crashes on arm64. A pserver
+can instead read the same numbers from its own memory as numpy arrays, and write them back. For this `ServerMemory`
+calls functions that Paddle's C++ library exports, and relies on these facts, which hold on amd64 and arm64:
 
-- `FleetWrapper::pserver_ptr_` leads to the server and its hash map of tables. The map is searched for, not expected at
-  an offset: an object is a table of embeddings if its first word points to the vtable of `MemorySparseTable`.
-- A shard (`GetShard`) begins with MAPS hash maps of MAP_BYTES each. The first two words of a map are the address and
-  the number of its slots. A slot is an id, and the address of a row with a mark in its lowest two bits (USED).
-- A row is a std::vector<float>: address of the first number, of the end, of the end of its memory.
-- A table points to its accessor, which points to the optimizers of w[0] and of w[1:]. The fourth word of an optimizer
-  is the number of its values.
-- The table of the dense parameters (`MemoryDenseTable`) has them and the state of their optimizer in one
-  std::vector<std::vector<float>>, which is found by the lengths of its vectors.
+- `FleetWrapper::pserver_ptr_` leads to the server and its hash map of tables. `ServerMemory` does not rely on an offset
+  of this map, but searches for it: an object is a table of embeddings if its first word points to the vtable of
+  `MemorySparseTable`.
+- A shard (`GetShard`) begins with MAPS hash maps of MAP_BYTES each. The first word of a map is the address of its
+  slots, the second word is their number. A slot has two words: an id, and the address of a row. The lowest two bits of
+  the address are a mark; its value is USED if the slot has a row.
+- A row is a std::vector<float> of three words: the addresses of the first number, of the end of the numbers, and of the
+  end of the allocated memory.
+- A table points to its accessor. The accessor points to two optimizers: one for w[0] and one for w[1:], where w are the
+  weights of a row. The fourth word of an optimizer is the number of the values that it trains.
+- The table of the dense parameters (`MemoryDenseTable`) has one std::vector<std::vector<float>> with the parameters and
+  the state of their optimizer. `ServerMemory` finds it by the lengths of its vectors.
 
-`ServerMemory` checks all of this when the server starts: it creates a few rows with exported functions, compares what
-it finds with their answers, and lets Paddle delete the rows again. It sets the dense parameters by an exported
-function, finds these numbers, and compares the optimizer's state with its initial values. Until this has succeeded, it
-reads memory only through /proc/self/mem, where a wrong address is an error instead of a crash.
+`ServerMemory` checks all of this when the server starts. It creates a few rows with exported functions, compares the
+rows that it finds in memory with the answers of exported functions, and lets Paddle delete these rows again. It sets
+the dense parameters with an exported function, looks for these numbers in memory, and compares the optimizer's state
+with the known initial values. Until these checks have succeeded, it reads memory only through /proc/self/mem, where a
+wrong address is an error instead of a crash.
 
-`PendingPushes` finds the queues of Paddle's client in the same way: in the lists of `FleetWrapper::worker_ptr_`, by the
-vtables of the blocks that count the references to the queues.
+`PendingPushes` finds the queues of Paddle's client in the same way: it searches the lists to which
+`FleetWrapper::worker_ptr_` leads. In memory, each queue lies directly after a block that counts the references to it.
+The vtables of these blocks identify the queues.
 """
 
 from __future__ import annotations
@@ -53,13 +58,15 @@ from launcher.trainer.server_tables import (
 
 MAPS, MAP_BYTES, USED, MARK = 64, 48, 2, 3
 SEARCHED_WORDS = 16, 128
-"""Words of PSCore in which the server's address is searched for, and of other objects, for what they contain."""
+"""How many words of an object are searched for addresses: the first number for Paddle's object PSCore, which contains
+the server's address; the second number for all other objects."""
 MOST_TABLES = 1000
 SAMPLES = 3
 PROBE = 0xD1B54A32D192ED03
-"""Ids near this one are created and deleted to check the layout. If the check fails, such rows may stay."""
+"""Rows with ids near this number are created and deleted to check the layout. If the check fails, they may remain."""
 MANY = 1e9
-"""Occurrences of an id with which any table gives its row a vector."""
+"""Number of occurrences of an id that is enough for a vector in every table, whatever its argument `admit` is. Also a
+number of checkpoints without training that is enough for Paddle to delete a row."""
 _CORE = "_ZN6paddle11distributed12FleetWrapper12pserver_ptr_E"
 _VTABLES = "_ZTVN6paddle11distributed17MemorySparseTableE", "_ZTVN6paddle11distributed16MemoryDenseTableE"
 _ACCESSOR = "_ZTVN6paddle11distributed14SparseAccessorE"
@@ -68,8 +75,10 @@ _RULES = [
     for name in ("17SparseAdamSGDRule", "18SparseNaiveSGDRule", "17StdAdaGradSGDRule")
 ]
 _SAMPLER_DELAY = "_ZN4bvar6detail3fLI40FLAGS_bvar_sampler_thread_start_delay_usE"
-"""Microseconds that a thread of bvar, a library of counters in Paddle, sleeps when it starts. bvar starts it again in a
-forked process, where it would read counters on the stacks of threads that do not exist there, and crash."""
+"""Variable with the microseconds that the sampler thread of bvar sleeps before it begins to work.
+
+bvar is a library of counters in Paddle. It starts this thread again in a forked process. There the thread would read
+counters on the stacks of threads that do not exist in this process, and crash. A very long sleep prevents this."""
 _NAMESPACE = "_ZN6paddle11distributed"
 _CLIENT = "_ZN6paddle11distributed12FleetWrapper11worker_ptr_E"
 _QUEUE = "IPNS{}_11distributed16AsyncRequestTaskISt10shared_ptrI"
@@ -79,8 +88,9 @@ _DENSE_QUEUE = f"{_SHARED_QUEUE}St6vectorIfSaIfEEEEEEESaISC_{_LOCK_POLICY}"
 _SPARSE_QUEUE = f"{_SHARED_QUEUE}NS3_18SparsePushTaskDataEEEEEESaISA_{_LOCK_POLICY}"
 _QUEUE_SIZE = f"_ZN6paddle9framework13ChannelObject{_QUEUE.format('')}NS2_18SparsePushTaskDataEEEEE4SizeEv"
 _STATE_BYTES = 32
-"""Before the first node's address of the client's list of queues for dense gradients: the flags `running` and
-`flushing`, a byte each, and 4 bytes later the number of messages that servers have not answered."""
+"""Distance in bytes from the client's state to the word that contains the address of the first node in the list of
+queues for dense gradients. The state begins with the flags `running` and `flushing`, a byte each. At byte 4 it has the
+number of messages that the servers have not answered."""
 POLL_SECONDS, PUSH_SECONDS = 5e-4, 3600
 _STRING = "ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 _POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32
@@ -97,16 +107,20 @@ _FUNCTIONS: dict[str, tuple[str, Any, list[Any]]] = {
     ),
     "shrink": (f"17MemorySparseTable6Shrink{_STRING}", _INT, [_POINTER] * 2),
 }
-"""Exported functions: the rest of the symbol, the type of the result, the types of the arguments."""
-_BASE = 4096  # of the views of all memory; nothing is mapped below it
+"""Exported functions, by our names: the symbol without _NAMESPACE, the type of the result, the types of the arguments.
+"""
+_BASE = 4096  # address at which the views of all memory begin; nothing is mapped below it
 
 
 class LayoutError(Exception):
-    """Paddle's library differs from what this module knows. The message says how."""
+    """Paddle's library, or an object in its memory, differs from what this module expects. The message says how."""
 
 
 class _Memory:
-    """An array interface to memory at an address."""
+    """Describes an array at an address in memory, so that `np.asarray` returns a view of this memory.
+
+    `kind` is numpy's type string of an element, such as `<f4`. `strides` are in bytes.
+    """
 
     def __init__(self, address: int, shape: tuple[int, ...], kind: str, strides: tuple[int, ...]) -> None:
         self.__array_interface__ = {
@@ -115,20 +129,21 @@ class _Memory:
 
 
 _WORDS: NDArray[np.uint64] = np.asarray(_Memory(_BASE, (1 << 45,), "<u8", (8,)))
-"""All memory of this process, as words. Addresses have up to 47 bits on amd64, and up to 48 on arm64."""
+"""All memory of this process from _BASE on, as words of 8 bytes. The array covers addresses of up to 48 bits: they have
+up to 47 bits on amd64, and up to 48 on arm64."""
 
 
 def _row_values(columns: int) -> Values:
-    """Return an array over all memory of this process, whose row i is what lies at the i-th possible address.
+    """Return a view of all memory of this process as an array of overlapping rows, each of `columns` float32 numbers.
 
-    The rows overlap: malloc returns multiples of 16 bytes, and a row is longer. Only rows at addresses of real rows may
-    be read.
+    Row i begins at the address _BASE + 16 i, because malloc returns only addresses that are multiples of 16. A row of a
+    table at the address a is row (a - _BASE) / 16 of the array. Use only array rows at which a row of a table begins.
     """
     return np.asarray(_Memory(_BASE, (1 << 44, columns), "<f4", (16, 4)))
 
 
 def _string(text: bytes) -> Any:
-    """Return a std::string, which keeps its characters alive."""
+    """Return the memory of a std::string with this text. The returned object keeps the characters alive."""
     characters = ctypes.create_string_buffer(text)
     found = (ctypes.c_uint64 * 4)(ctypes.addressof(characters), len(text), len(text), 0)
     found.characters = characters  # type: ignore[attr-defined]
@@ -136,7 +151,7 @@ def _string(text: bytes) -> Any:
 
 
 def library() -> ctypes.CDLL:
-    """Return Paddle's C++ library, which this process has loaded. Raise `OSError` if it is not found."""
+    """Return Paddle's C++ library, which this process must have loaded. Raise `OSError` if it is not loaded."""
     import paddle
 
     path = Path(paddle.base.__file__).parent / "libpaddle.so"
@@ -144,12 +159,18 @@ def library() -> ctypes.CDLL:
 
 
 def _vtables(paddle_library: ctypes.CDLL, symbols: Sequence[str]) -> list[int]:
-    """Return what the first word of objects of some classes is. Raise `ValueError` if a class is not exported."""
+    """Return for each class the first word of its objects: an address in the class's vtable.
+
+    `symbols` are the symbols of the vtables. Raise `ValueError` if the library does not export one of them.
+    """
     return [ctypes.addressof(ctypes.c_uint64.in_dll(paddle_library, symbol)) + 16 for symbol in symbols]
 
 
 def _read_words(address: int, count: int) -> NDArray[np.uint64]:
-    """Return a copy of some words of this process' memory. Raise `LayoutError` if they are not mapped."""
+    """Return a copy of `count` words of this process' memory, from `address` on.
+
+    Raise `LayoutError` if this memory is not mapped.
+    """
     try:
         with Path("/proc/self/mem").open("rb", buffering=0) as file:
             file.seek(address)
@@ -163,13 +184,23 @@ def _read_words(address: int, count: int) -> NDArray[np.uint64]:
 
 
 def _view_words(address: int, count: int) -> NDArray[np.uint64]:
-    """Return a view of some words of this process' memory, which must be mapped."""
+    """Return a view of `count` words of this process' memory, from `address` on. This memory must be mapped."""
     first = (address - _BASE) >> 3
     return _WORDS[first : first + count]
 
 
 def _follow_list(node: int, words: int) -> Iterator[list[int]]:
-    """Yield the words of each node of a list. The first one, the address of the next node or 0, is left out."""
+    """Yield the words of each node of a linked list, except the node's first word.
+
+    The first word is the address of the next node, or 0 at the end of the list.
+
+    Args:
+        node: address of the first node, or 0.
+        words: number of words of a node, with the first word.
+
+    Raises:
+        LayoutError: a node is not in mapped memory, or the list has more than MOST_TABLES nodes.
+    """
     for _ in range(MOST_TABLES):
         if not node:
             return
@@ -179,11 +210,13 @@ def _follow_list(node: int, words: int) -> Iterator[list[int]]:
 
 
 class ServerMemory:
-    """Reads and writes the tables of this pserver."""
+    """Reads and writes the tables of this pserver in its own memory."""
 
     dense: dict[str, Values]
-    """Dense parameters and the state of their optimizer, by the names of `DenseShape`: the memory of the server itself.
-    The learning rate is left out, since a resumed training uses that of its program."""
+    """This server's dense parameters and the state of their optimizer, by the names of `DenseShape`.
+
+    These arrays are views of the server's own memory, so a change of an array changes the server. The learning rate is
+    missing, because a resumed training uses the learning rate of its program."""
 
     def __init__(
         self,
@@ -193,17 +226,19 @@ class ServerMemory:
         own: range,
         dense_shape: DenseShape,
     ) -> None:
-        """Find the tables, which must be empty, and check that their memory has the expected layout.
+        """Find the tables in memory, and check that they have the expected layout.
+
+        The tables must be empty. The checks change the values of the dense parameters.
 
         Args:
-            numbers: name of each table of embeddings → its number in Paddle.
-            shapes: name of each table of embeddings → its rows.
+            numbers: name of each embedding table → its number in Paddle.
+            shapes: name of each embedding table → the shape of its rows.
             shards: number of shards of each table.
             own: the shards that this pserver holds.
-            dense_shape: this pserver's part of the dense parameters. They get other values than before.
+            dense_shape: this pserver's part of the dense parameters.
 
         Raises:
-            LayoutError: something is not as this module knows it.
+            LayoutError: the library or the memory differs from what this module expects.
         """
         self.shapes, self.shards, self.own, self.dense_shape = shapes, shards, own, dense_shape
         try:
@@ -229,10 +264,14 @@ class ServerMemory:
         self._words = _view_words
 
     def _find_tables(self, numbers: Mapping[str, int], vtables: Sequence[int]) -> tuple[dict[str, int], int]:
-        """Return the address of each embedding table by its name, and of the table of dense parameters.
+        """Return the address of each embedding table by its name, and the address of the table of dense parameters.
+
+        Args:
+            numbers: name of each embedding table → its number in Paddle.
+            vtables: the first word of an embedding table, and the first word of a table of dense parameters.
 
         Raises:
-            LayoutError: no list of the server has exactly the expected embedding tables and one of dense parameters.
+            LayoutError: the server has no list with exactly these embedding tables and one table of dense parameters.
         """
         for server in _read_words(self._core, SEARCHED_WORDS[0]).tolist():
             with contextlib.suppress(LayoutError):
@@ -252,7 +291,13 @@ class ServerMemory:
         raise LayoutError(f"the server has no list with the tables {sorted(numbers.values())}")
 
     def _find_dense(self, table: int) -> dict[str, Values]:
-        """Return the arrays of the table of dense parameters at the address `table`, without the learning rate."""
+        """Return views of the arrays in the table of dense parameters, by name, without the learning rate.
+
+        `table` is the address of the table. The parameters get other values, by which the function finds them.
+
+        Raises:
+            LayoutError: the arrays are not found, or have other numbers than expected.
+        """
         arrays, where = self.dense_shape.arrays, "the table of dense parameters"
         lengths = [length for length, _ in arrays.values()]
         for begin, end in itertools.pairwise(_read_words(table, SEARCHED_WORDS[1]).tolist()):
@@ -277,7 +322,18 @@ class ServerMemory:
         }
 
     def _find_sizes(self, table: str, accessor: Sequence[int], rules: Sequence[int]) -> list[ctypes.c_uint64]:
-        """Return the variables with the numbers of values of a table's two optimizers: of w[0], and of w[1:]."""
+        """Return two variables in Paddle's memory: how many values of a row each optimizer of a table trains.
+
+        The first optimizer trains the weight w[0], the second one trains the weights w[1:].
+
+        Args:
+            table: name of the table.
+            accessor: the first word of an accessor, as a list of one number.
+            rules: the first words of optimizers of all kinds.
+
+        Raises:
+            LayoutError: the optimizers are not found, or train other numbers of values than expected.
+        """
 
         def objects(start: int, vtables: Sequence[int]) -> Iterator[int]:
             for address in _read_words(start, SEARCHED_WORDS[1]).tolist():
@@ -286,7 +342,7 @@ class ServerMemory:
                         yield address
 
         every = (rule for each in objects(self._tables[table], accessor) for rule in objects(each, rules))
-        found = list(itertools.islice(every, 2))  # what follows may be of the next object in memory
+        found = list(itertools.islice(every, 2))  # further rules may belong to the next object in memory
         sizes, expected = [int(_read_words(rule, 4)[3]) for rule in found], self._optimized(table)
         if sizes != expected:
             raise LayoutError(f"table {table}: sizes of the optimizers: {sizes} instead of {expected}")
@@ -296,15 +352,18 @@ class ServerMemory:
         return [1, self.shapes[table].width - 1]
 
     def run_server(self, host: str, port: int) -> None:
-        """Serve on this address until trainer 0 stops all servers, as `fleet.run_server` does.
+        """Serve on this address until trainer 0 stops all servers.
 
-        Other threads of Python run meanwhile; `fleet.run_server` would not let them.
+        Unlike `fleet.run_server`, this method lets Python's other threads run meanwhile.
         """
         text = _string(host.encode())
         self._call.run_server(self._core, ctypes.addressof(text), port)
 
     def _check(self, table: str) -> None:
-        """Raise `LayoutError` unless the rows of an empty table are where this module expects them."""
+        """Create rows in an empty table, and raise `LayoutError` if they are not where this module expects them.
+
+        At the end the table is empty again.
+        """
         full, short = self.shapes[table].columns
         probed = sorted({self.own[0], self.own[-1]})
         first = PROBE // self.shards * self.shards
@@ -338,9 +397,9 @@ class ServerMemory:
         check("rows that remain", (self._call.local_size(self._tables[table]), rows()), (0, []))
 
     def _slots(self, table: str, shard: int, maps: slice = slice(MAPS)) -> tuple[Ids, NDArray[np.uint64]]:
-        """Return ids and addresses of the rows of a shard, sorted by id.
+        """Return the ids and the addresses of the rows in a shard, sorted by id.
 
-        A shard consists of MAPS hash maps. `maps` selects those to read; the default is all.
+        `maps` selects some of the MAPS hash maps of the shard; by default all of them are read.
         """
         start = self._call.get_shard(self._tables[table], shard - self.own[0])
         described = self._words(start, MAPS * MAP_BYTES // 8).reshape(MAPS, -1)[maps, :2]
@@ -353,18 +412,18 @@ class ServerMemory:
         return ids[order], rows[order] & ~np.uint64(MARK)
 
     def _addresses(self, table: str, ids: Ids) -> NDArray[np.uint64]:
-        """Return the addresses of the rows of some ids; rows that do not exist are created without a vector."""
+        """Return the addresses of the rows with these ids. Create the rows that do not exist, without a vector."""
         found, ids = np.zeros(len(ids), np.uint64), np.ascontiguousarray(ids)
         self._call.addresses(self._tables[table], 0, found.ctypes.data, ids.ctypes.data, len(ids), 0)
         return found
 
     def _push(self, table: str, ids: Ids) -> None:
-        """Create the rows of some ids with a vector; rows without one get it."""
+        """Create rows with these ids and with a vector. Existing rows without a vector get one."""
         gradients, ids = (
             np.zeros((len(ids), 3 + self.shapes[table].width), np.float32),
             np.ascontiguousarray(ids),
         )
-        gradients[:, 1] = MANY  # slot, show, click, gradients
+        gradients[:, 1] = MANY  # the columns are slot, show, click, gradients
         self._call.push(self._tables[table], ids.ctypes.data, gradients.ctypes.data, len(ids))
 
     @staticmethod
@@ -378,7 +437,9 @@ class ServerMemory:
         return int(self._call.local_size(self._tables[table]))
 
     def read_shard(self, table: str, shard: int) -> list[tuple[Ids, Iterator[Values]]]:
-        """Return the rows of a shard: ids, ascending, and chunks of the values of rows with a vector; then of others.
+        """Return the rows of a shard in two groups: the rows with a vector, then the rows without a vector.
+
+        A group is a pair: the ids, ascending, and an iterator over chunks of the rows' values in the same order.
 
         Raises:
             LayoutError: a row has an unexpected length, or an id belongs to another shard.
@@ -402,19 +463,25 @@ class ServerMemory:
         return (values[at[first : first + CHUNK_ROWS]] for first in range(0, len(at), CHUNK_ROWS))
 
     def shrink(self, table: str) -> None:
-        """Delete rows that were not trained on during the last `evict` checkpoints (an argument of `Job.embedding`)."""
+        """Delete the rows of a table that were not trained during the last `evict` checkpoints.
+
+        `evict` is an argument of `Job.embedding`, which Paddle knows from the table's description.
+        """
         text = _string(b"0")
         self._call.shrink(self._tables[table], ctypes.addressof(text))
 
     def count_unseen(self, table: str) -> None:
-        """Count one more checkpoint without training for each row; a push sets a row's count to 0."""
+        """Add 1 to the count of each row of a table: the number of checkpoints since the row was last trained.
+
+        When a row is trained, Paddle sets its count to 0.
+        """
         for shard in self.own:
             begin, _ = self._begin_and_columns(self._slots(table, shard)[1])
             at = ((begin - np.uint64(_BASE)) >> np.uint64(4)).astype(np.int64)
             _row_values(UNSEEN_DAYS + 1)[at, UNSEEN_DAYS] += 1
 
     def sample(self, table: str) -> TableRows:
-        """Return up to SAMPLES rows of each shard."""
+        """Return up to SAMPLES rows of each shard of a table."""
         found, shape = [], self.shapes[table]
         for shard in self.own:
             for number in range(MAPS):
@@ -428,22 +495,25 @@ class ServerMemory:
         return TableRows.concatenate(found, shape.width)
 
     def write_rows(self, table: str, ids: Ids, values: Values) -> None:
-        """Set all numbers of some rows; rows that do not exist are created.
+        """Set all numbers of the rows with these ids. Create the rows that do not exist.
 
         Args:
-            values: shape [rows, columns of rows with a vector, or of rows without one].
+            table: name of the table.
+            ids: ids of the rows.
+            values: the numbers, shape [rows, columns]. `RowShape.columns` gives the number of columns for rows with a
+                vector and for rows without one.
 
         Raises:
-            LayoutError: the server did not create the rows with so many numbers.
+            LayoutError: the server created rows with fewer numbers.
         """
         full, _ = self.shapes[table].columns
         wanted = values.shape[1]
         if wanted == full:
-            try:  # without random values for new rows, which would take most of the time
+            try:  # let Paddle draw no random values for new rows: that would take most of the time
                 for size in self._sizes[table]:
                     size.value = 0
                 self._push(table, ids)
-            finally:  # other threads may do the same
+            finally:  # the earlier values may be the 0 of another thread, so restore the known ones
                 for size, value in zip(self._sizes[table], self._optimized(table), strict=True):
                     size.value = value
         rows = self._addresses(table, ids)
@@ -452,7 +522,7 @@ class ServerMemory:
             raise LayoutError(
                 f"table {table}: new rows have {np.unique(columns)} numbers instead of {wanted}"
             )
-        longer = columns > wanted  # rows that got their vector after a checkpoint that is being restored
+        longer = columns > wanted  # rows that got their vector only after the checkpoint that is now restored
         _WORDS[(rows[longer] - np.uint64(_BASE) >> np.uint64(3)) + np.uint64(1)] = begin[longer] + np.uint64(
             4 * wanted
         )
@@ -460,26 +530,28 @@ class ServerMemory:
 
 
 class PendingPushes:
-    """Knows which gradients of this trainer the servers have not received, from the memory of Paddle's client.
+    """Finds out from the memory of Paddle's client whether the servers have received all gradients of this trainer.
 
-    The client puts each gradient into a queue of its table. Two threads take gradients from the queues: such a thread
-    first increments the number of messages without an answer, and the answer of the last server decrements it.
+    The client puts each gradient into the queue of its table. Two threads of the client take gradients from the queues
+    and send them. The client also counts the messages that are not answered: before a thread takes a gradient, it
+    increments this number, and when the last server has answered, the number is decremented.
     """
 
     def __init__(self, tables: int) -> None:
-        """Find the queues of the client, which exists after `fleet.init_worker()`. Nothing must be pushed meanwhile.
+        """Find the queues of the client. Call this after `fleet.init_worker()`, while nothing is pushed.
 
         Args:
             tables: number of embedding tables.
 
         Raises:
-            LayoutError: something is not as this module knows it.
+            LayoutError: the library or the memory differs from what this module expects.
         """
         try:
             paddle_library = library()
             client = int(ctypes.c_uint64.in_dll(paddle_library, _CLIENT).value)
             vtables = _vtables(paddle_library, (_DENSE_QUEUE, _SPARSE_QUEUE))
-            self._size = paddle_library[_QUEUE_SIZE]  # the same for all queues, since they contain pointers
+            # The queues contain pointers, so the same function returns the size of all kinds of queues.
+            self._size = paddle_library[_QUEUE_SIZE]
         except (OSError, ValueError, AttributeError) as error:
             raise LayoutError(f"Paddle's library lacks a symbol: {error}") from error
         self._size.restype, self._size.argtypes = _SIZE, [_POINTER]
@@ -494,7 +566,19 @@ class PendingPushes:
 
     @staticmethod
     def _find_queues(client: int, vtable: int) -> tuple[int, list[int]]:
-        """Return the address of a list's first word in the client, and the addresses of the queues in the list."""
+        """Find the client's list of queues of one kind, for dense or for sparse gradients.
+
+        Args:
+            client: address of the client.
+            vtable: the first word of the blocks that count the references to these queues.
+
+        Returns:
+            The address of the client's word that contains the address of the list's first node, and the addresses of
+            the queues in the list.
+
+        Raises:
+            LayoutError: the client has no such list.
+        """
         for index, start in enumerate(_read_words(client, SEARCHED_WORDS[1]).tolist()):
             with contextlib.suppress(LayoutError):
                 queues = list[int]()
@@ -513,7 +597,7 @@ class PendingPushes:
             DeadlineError: this took longer than PUSH_SECONDS.
         """
         deadline = time.monotonic() + PUSH_SECONDS
-        # In this order: a gradient is counted before it leaves its queue.
+        # Look at the queues first: a gradient counts as not answered before it leaves its queue.
         while any(map(self._size, self._queues)) or self._unanswered.value:
             if time.monotonic() > deadline:
                 raise DeadlineError(

@@ -1,4 +1,4 @@
-"""Run the passes of one trainer: train, evaluate, save checkpoints, and at the end export the model."""
+"""Run all passes of one trainer: train, evaluate, save checkpoints, and at the end export the model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from launcher.trainer.training_log import PassMeter, PassTotals, TrainerLog
 
 
 class TrainingLoop:
-    """Runs all passes of one trainer. What all trainers must do at the same time begins with a barrier."""
+    """Runs all passes of one trainer. A step that all trainers must do at the same time begins with a barrier."""
 
     def __init__(
         self, settings: ProcessSettings, program: TrainingProgram, log: TrainerLog, progress: ProgressFile
@@ -46,7 +46,8 @@ class TrainingLoop:
         log.line(f"network built: {len(self.trainer.network.tables)} embedding tables, mode {settings.mode}")
         self.checkpoints = Checkpoints(self.trainer, log)
         self.scores: list[tuple[int, float]] = []
-        """(finished passes, score by training.keepBest) of the run's passes so far; the same on all ranks."""
+        """(Number of finished passes, value of the metric training.keepBest after them) for the run so far; the same on
+        all ranks."""
         self.schedule = SaveSchedule(
             settings.checkpoint_every_batches,
             settings.checkpoint_every_minutes,
@@ -57,7 +58,7 @@ class TrainingLoop:
         """Training seconds of this attempt so far."""
 
     def _ask(self, step: int, proposed: int) -> tuple[bool, int]:
-        """Ask rank 0 whether a user requested a checkpoint, as the argument `ask` of `SaveSchedule` describes."""
+        """Ask rank 0 whether a user requested a checkpoint. `SaveSchedule` describes arguments and result (`ask`)."""
         address = f"{self.settings.store_address}_checkpoint/{step}"
         return requested_checkpoints.ask_checkpoint_decision(address, proposed)
 
@@ -68,7 +69,8 @@ class TrainingLoop:
     def run(self) -> None:
         """Join the servers, train the remaining passes, export the model, and leave the servers.
 
-        An early stop ends the training before the last pass. The exported model is the last or the best one.
+        An early stop (training.patience) ends the training before the last pass. The exported model has the values
+        after the last pass, or with training.keepBest the values after the best pass.
         """
         trainer, start, passes = self.trainer, self.start, self.settings.passes
         totals = self._join()
@@ -109,7 +111,10 @@ class TrainingLoop:
         return metrics.stops_early(self.settings.keep_best, self.scores, self.settings.patience)
 
     def _join(self) -> PassTotals:
-        """Connect to the servers and restore the checkpoint to resume from; return the unfinished pass' totals."""
+        """Connect to the servers, and load the checkpoint to resume from or the initial model.
+
+        Return this rank's totals of the unfinished pass.
+        """
         size = None if self.settings.init_model else 0
         if self.settings.resumed is not None:
             size = checkpoints.total_bytes(self.settings.resumed)
@@ -125,10 +130,10 @@ class TrainingLoop:
         return totals
 
     def _train_pass(self, number: int, totals: PassTotals) -> None:
-        """Train the pass `number` (from 0), and save checkpoints in it when they are due.
+        """Train the pass `number` (from 0). Save checkpoints inside the pass when they are due.
 
-        A resumed pass begins after its trained batches, whose sums are in `totals`. Each further batch adds to
-        `totals`.
+        A resumed pass begins after the batches that are trained already. `totals` has the sums of these batches, and
+        each further batch is added to them.
         """
         self.division = division = self.rows.divide(number)
         before = division.trained_before
@@ -154,14 +159,11 @@ class TrainingLoop:
         self.progress.stepped(samples_per_second=round(meter.rate, 1), loss=meter.average, step_seconds=own)
 
     def _report_position(self, number: int) -> Iterator[Arrays]:
-        """Yield the batches that remain in pass `number`, those after the restored checkpoint.
-
-        Before it yields a batch, it records the batch's number for progress.json.
-        """
+        """Yield the batches of pass `number` that are not trained yet. Record each batch's number for progress.json."""
         division, before = self.division, self.division.trained_before
         batches = self.rows.batches(division, number, self.program.seed)
         for batch, arrays in enumerate(batches, before + division.done + 1):
-            # If this batch fails, the launcher knows its position.
+            # Recorded before the batch is trained: if it fails, the launcher knows its position.
             self.progress.note(**{"pass": number}, batch=batch, batches=before + division.steps)
             yield arrays
 
@@ -169,7 +171,7 @@ class TrainingLoop:
         """Evaluate after pass `number` (from 0), write metrics.csv, and save a checkpoint if one is due."""
         last = number == self.settings.passes - 1
         self._settle("testing")
-        loss = totals.loss / max(totals.samples, 1.0)  # a trainer that joined after the last row has none
+        loss = totals.loss / max(totals.samples, 1.0)  # no samples if this trainer joined after the last row
         gathered = self.trainers.gather([totals.samples, totals.seconds, loss]).tolist()
         ranks = [(int(samples), seconds, mean) for samples, seconds, mean in gathered]
         shown = ""
@@ -183,14 +185,19 @@ class TrainingLoop:
         improved = bool(self.settings.keep_best) and self._improves(number + 1, tests)
         if self._stops_early():
             last = True
-            self.progress.note(passes=number + 1)  # an elastic run takes in no rank after the last pass
+            self.progress.note(passes=number + 1)  # tells an elastic run to add no rank after this pass
         if last or improved or (number + 1) % self.settings.saving_period == 0 or self.schedule.is_due:
             self._save(Position(number + 1), PassTotals())
 
     def _improves(self, done: int, tests: Mapping[str, float]) -> bool:
-        """Send trainer 0's value of the metric `training.keepBest` to all ranks; return whether it is the best so far.
+        """Add the value of the metric training.keepBest to `scores`. Return whether it is the best value so far.
 
-        The value is rounded as in metrics.csv. `tests` is used on trainer 0 only.
+        All trainers call this together, because trainer 0 sends the value to all ranks. The value is rounded as in
+        metrics.csv.
+
+        Args:
+            done: number of finished passes.
+            tests: metric → value on the test set; only trainer 0 uses it.
         """
         metric, scores = self.settings.keep_best, self.scores
         if self.first:  # the check before training may have had no scores
@@ -202,8 +209,9 @@ class TrainingLoop:
     def _settle(self, state: str) -> None:
         """Wait until the updates of all trainers have arrived at the servers.
 
-        While this trainer waits for others, progress.json has the state `waiting`, so that their training does
-        not count towards the deadline of `state`, for example `testing`.
+        `state` is the state in progress.json of the step that follows, for example `testing`. The launcher has a
+        deadline for each state. While this trainer waits for the batches of other trainers, progress.json has the state
+        `waiting` instead, so that this time does not count towards the deadline of `state`.
         """
 
         def barrier() -> None:
@@ -215,7 +223,7 @@ class TrainingLoop:
         self.trainer.settle(barrier)
 
     def _evaluate_initial_model(self) -> None:
-        """Write before.json: scores of training.initModelPath's model on the test set, before training."""
+        """Evaluate the model of training.initModelPath on the test set before training, and write before.json."""
         self.progress.set(state="testing")
         tests = evaluate_together(self.program, self.trainer, self.test)
         if self.first:
@@ -226,10 +234,14 @@ class TrainingLoop:
         self.trainers.barrier()
 
     def _save(self, at: Position, totals: PassTotals) -> None:
-        """Start to save a checkpoint of the current state, after the one before it is complete.
+        """Wait until the previous checkpoint is complete, then start to save a checkpoint of the current state.
 
-        Wait until it is complete if the trainers are stopped then, because later batches would be lost: if it was
-        requested, or if ranks wait to be taken in.
+        If this checkpoint was requested, or if new ranks wait to join, all trainers are stopped when it is complete.
+        Batches that are trained meanwhile would be lost, so in these two cases also wait until it is complete.
+
+        Args:
+            at: position of the training.
+            totals: this rank's totals of the unfinished pass; all 0 at the end of a pass.
         """
         # In mode sync a trainer that waits alone would keep the others in their next batch.
         is_held = self.trainers.gather([requested_checkpoints.is_held(self.settings.store_address)]).max() > 0
@@ -244,13 +256,15 @@ class TrainingLoop:
             self._report_published("saving", wait=True)
 
     def _report_published(self, state: str, *, wait: bool = False) -> None:
-        """If a checkpoint is complete, write its position to progress.json, and remove a user's request for it.
+        """If a checkpoint is complete, write its position to progress.json, and remove the user's request for it.
 
-        Afterwards progress.json has the state `state`.
+        In this case progress.json has the state `state` afterwards.
 
-        With `wait`, first wait for the checkpoint that is being written, then wait if the launcher is about to stop all
-        trainers. All trainers call this with `wait` at the same batch. Without `wait` each trainer calls it at another
-        batch and must not wait: in mode sync the other trainers could then not finish their batch.
+        With `wait`, first wait until the checkpoint that is being written is complete. At the end also wait if the
+        launcher is about to stop all trainers. All trainers make such a call after the same batch.
+
+        Without `wait`, the trainers may make the call after different batches. Therefore it does not wait: in mode sync
+        the other trainers could not finish their batch meanwhile.
         """
         at = self.checkpoints.published(wait=wait)
         if at is None:
@@ -272,7 +286,9 @@ class TrainingLoop:
         self.progress.set(state=state)
 
     def _model_source(self, done: int) -> Position | None:
-        """Return the checkpoint from which the model must still be exported; None if the model exists.
+        """Return the position of the checkpoint from which to export the model; None if the model already exists.
+
+        `done` is the number of finished passes. All trainers call this together, and trainer 0 decides.
 
         Raises:
             DataError: there is no intact checkpoint of this pass.
