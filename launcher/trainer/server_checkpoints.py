@@ -113,7 +113,7 @@ class Checkpoints:
         gathered = trainers.gather(
             [totals.samples, totals.seconds, totals.loss, sum(each.size for each in snapshots)]
         )
-        self.expected_bytes = int(gathered[:, 3].sum()) or self.expected_bytes
+        self.expected_bytes = int(gathered[:, 3].sum())
         passes = [[done, value if np.isfinite(value) else None] for done, value in scores]
         contents = CheckpointContents(
             version=checkpoints.VERSION,
@@ -320,7 +320,8 @@ class Checkpoints:
         saved, present = contents.tables, self.shapes
         if list(saved) != list(present):
             return f"it has the tables {', '.join(saved)}, but the program has {', '.join(present)}"
-        for name, (was, now) in {name: (saved[name], present[name]) for name in present}.items():
+        for name, now in present.items():
+            was = saved[name]
             for key, old, new in (("width", was.width, now.width), ("optimizer", was.rule, now.rule)):
                 if old != new:
                     return f"its table {name} has the {key} {old}, but the program's has {new}"
