@@ -96,11 +96,9 @@ class Cluster:
         """Return the objects of a kind, given as plural name, in a namespace: all, or those with these labels."""
         return self.objects.list(kind, namespace, labels)
 
-    def launcher(
-        self, *words: str, check: bool = True, seconds: float = 300
-    ) -> subprocess.CompletedProcess[str]:
+    def launcher(self, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run `python -m launcher …` as a user does."""
-        return run_checked(["python", "-m", "launcher", *words], self.env, check=check, seconds=seconds)
+        return run_checked(["python", "-m", "launcher", *words], self.env, check=check, seconds=300)
 
 
 @dataclass
@@ -235,17 +233,12 @@ class Training:
                 found.append(str(ended.get("message", "")))
         return found
 
-    def pass_of(self, rank: int = 0) -> int:
-        """Return the pass that status.json shows for a rank, or -1 before the first."""
+    def current_pass(self) -> int:
+        """Return the pass that status.json shows for rank 0, or -1 before the first."""
         path = self.output / "status.json"
-        if not path.exists():
-            return -1
-        status = json.loads(path.read_text())
-        if status["state"] != "training":
-            return -1
-        return next(
-            (int(r["pass"]) for r in status["ranks"] if r["rank"] == rank and r["pass"] is not None), -1
-        )
+        status = json.loads(path.read_text()) if path.exists() else {"state": ""}
+        ranks = status["ranks"] if status["state"] == "training" else []
+        return next((int(r["pass"]) for r in ranks if r["rank"] == 0 and r["pass"] is not None), -1)
 
 
 @dataclass

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from chart_tools import CHART, kubectl, new_namespace, pinned_helm, run, tool
+from chart_tools import settings as pod_settings
 
 from infra.settings import merge_values
 from launcher.cli.cluster_api import connect
@@ -312,11 +313,6 @@ def test_namespace_deleted_during_a_training_terminates_and_can_be_created_again
     kubectl("create", "namespace", release.namespace)
     assert not release.upgrade()
     release.wait_for_bound_claim()
-
-
-def pod_settings(pod: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings document of a pod."""
-    return json.loads(pod["metadata"]["annotations"]["paddle-training/settings"])
 
 
 def test_a_replaced_pod_has_the_settings_of_its_own_run_after_upgrades_and_a_rollback(

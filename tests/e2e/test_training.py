@@ -228,7 +228,7 @@ def test_helm_test_says_that_the_cluster_does_not_enforce_the_policy_of_the_serv
     """The local cluster enforces no NetworkPolicies, so this is the result on a cluster without protection."""
     training = train(trainers=1, training={"passes": 2000})
     training.upgrade()
-    until(lambda: training.pass_of() >= 0, "training", 120, 0.5, training.last_log_lines)
+    until(lambda: training.current_pass() >= 0, "training", 120, 0.5, training.last_log_lines)
     command = ["helm", "test", training.release, "-n", training.namespace, "--logs"]
     failed = run_checked(command, cluster.env, check=False)
     assert failed.returncode == 1

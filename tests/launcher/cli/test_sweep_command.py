@@ -163,10 +163,10 @@ def test_other_trials_wait_until_the_first_has_its_data(tmp_path):
     assert world.happened[:6] == ["t-1 starts", *["t-1 prepares"] * 3, "t-2 starts", "t-3 starts"]
 
 
-def make_trial(state="training", phases=("Running",), training="running", result="", *, live=True):
+def make_trial(state="training", phases=("Running",), training="running", result=""):
     view = RunView("", "", state, training=JobView("j", training), ranks=[RankView(phase=p) for p in phases])
     asked = SimpleNamespace(result=result)
-    return Trial(asked, "t-1", session=object() if live else None, view=view)
+    return Trial(asked, "t-1", session=object(), view=view)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -171,29 +172,21 @@ def test_restarts_are_printed(views, restarts):
     assert printed[-1].endswith(f"attempt {shown}, {shown} restart{'s' if shown > 1 else ''}")
 
 
-class Session:
-    """A run in the state `view`."""
-
-    def __init__(self, view):
-        self.view = view
-
-    def options(self):
-        return ["--release", "mine"]
-
-    def read_view(self, log_lines=0):
-        return self.view
+def session(view):
+    """Return a session of a run in the state `view`."""
+    return SimpleNamespace(options=lambda: ["--release", "mine"], read_view=lambda log_lines=0: view)
 
 
 def test_notes_on_a_complete_run_are_printed_without_a_screen(capsys):
     complete = a_view("complete", score={"error": 0.25}, notes=("3 passes already",))
-    run_display.follow_run(Session(complete), 10)
+    run_display.follow_run(session(complete), 10)
     assert capsys.readouterr().out.endswith("3 passes already\n")
 
 
 def test_a_failed_run_is_an_error_with_its_cause_and_the_command_for_its_log():
     fix = "find the reason in the log of rank 0: python -m launcher logs --release mine"
     with pytest.raises(RunFailedError, match=rf"^the run failed: rank 1: SIGSEGV\. Fix: {fix}$") as raised:
-        run_display.follow_run(Session(a_view("failed", cause="rank 1: SIGSEGV")), 10)
+        run_display.follow_run(session(a_view("failed", cause="rank 1: SIGSEGV")), 10)
     assert raised.value.exit_code == 1
 
 
@@ -202,10 +195,10 @@ def test_the_cause_of_a_failure_is_once_on_the_screen(monkeypatch):
     screen = Console(file=drawn, force_terminal=True, width=200)
     monkeypatch.setattr(run_display, "console", lambda: screen)
     with pytest.raises(RunFailedError, match=r"^the run failed\. Fix: correct the cause that is shown above"):
-        run_display.follow_run(Session(a_view("failed", cause="rank 1: SIGSEGV")), 10)
+        run_display.follow_run(session(a_view("failed", cause="rank 1: SIGSEGV")), 10)
     assert "cause: rank 1: SIGSEGV" in drawn.getvalue()
 
 
 def test_suggested_commands_select_the_followed_release():
     with pytest.raises(WaitTimeoutError, match=r"larger --timeout: python -m launcher wait --release mine$"):
-        run_display.follow_run(Session(a_view()), 0)
+        run_display.follow_run(session(a_view()), 0)
