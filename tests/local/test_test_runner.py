@@ -133,7 +133,7 @@ def test_fast_deselects_slow_tests_and_fails_tests_that_start_slow_programs(tmp_
     ("workers", "code"),
     [
         ("0", 2),
-        pytest.param("2", 1, marks=pytest.mark.slow),
+        pytest.param("1", 1, marks=pytest.mark.slow),
     ],  # pytest's codes for interrupted, and for failed tests
 )
 def test_fast_rejects_test_modules_that_start_slow_programs_when_imported(

@@ -1,6 +1,7 @@
 """`sweep`: the order of its trials, the effect of a failure, pruning, resuming, and the choice of the best."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -311,57 +312,14 @@ def test_the_report_is_one_page_with_the_table_and_the_plots(tmp_path):
     assert "plotly.js v" in page, "the page needs no network"
 
 
-GRID = ("--sampler", "grid")
+SWEEP_ERRORS = yaml.safe_load(Path(__file__).with_name("sweep_errors.yaml").read_text("utf-8"))
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ([], "there is nothing to search. Fix: give --search KEY=VALUES"),
-        (["rate"], "--search rate: this is not KEY=VALUES"),
-        (["rate="], "--search rate=: the key has no values"),
-        (["rate=0.5..0.1"], "the range is empty, because 0.5 is not below 0.1"),
-        (["rate=1..1"], "the range is empty"),
-        (["rate=log:0..1"], "the lower end 0 of a range with log: must be above 0"),
-        (["rate=a..b"], "an end of the range is not a number"),
-        (["rate=1..inf"], "an end of the range is infinite or NaN"),
-        ([" =1,2"], "this is not KEY=VALUES"),
-        (["rate=1,2", "rate=3,4"], "the key rate is searched twice"),
-        (["a-b=1,2", "a_b=3,4"], "the key a_b is searched twice"),
-        (["a-b=1..19", ("--set", "a_b=3")], "--search a-b: --set a_b=3 sets it, too"),
-        (["rate=0..0.5", ("--trials", "10000")], "10,000 trials are more than the limit of 9,999"),
-        (["a=1..1000", "b=1..1000", "c=1..1000", GRID], "1,000,000,000 trials are more than the limit"),
-        (["rate=0..0.5", ("--set", f"jobName={'a' * 46}")], "has 46 characters, and the limit is 45"),
-        (
-            ["rate=0.1..1", ("--sampler", "grid")],
-            "--sampler grid cannot try the range of rate: it has any number",
-        ),
-        (["a=1,2", ("--sampler", "grid", "--trials", "5")], "--trials is 5, but the grid has 2 combinations"),
-        (["rate=log:1,2"], "log: must be before a range, and this is a list"),
-        (["rate=1,2"], "10 trials are more than the 2 settings of the search space"),
-        (["rate=1,2", "training.batchSize=1..2", ("--trials", "5")], "5 trials are more than the 4 settings"),
-        (
-            ["rate=1..19", ("--set", "rate=3")],
-            "--search rate: --set rate=3 sets it, too. Fix: omit one of them",
-        ),
-        (["trainers=1..12", ("--trainers", "2")], "--search trainers: --trainers 2 sets it, too"),
-        (["training.passes=1..12", ("--passes", "2")], "--search training.passes: --passes 2 sets it, too"),
-        (["jobName=a,b", GRID], "--search jobName: all trials have the same jobName"),
-        (["training.batchSize=8,x,16", GRID], "training.batchSize is 'x', but must be an integer"),
-        (["training.batchSize=8,-1,16", GRID], "training.batchSize is -1, but must be"),
-        (
-            ["rate=1..12", ("--pruner", "median", "--passes", "1")],
-            "a training of 1 pass cannot be stopped early",
-        ),
-        (["rat=1,2", GRID], "has no such option in OPTIONS"),
-        (["trainin.passes=1,2", GRID], "the chart has no value trainin"),
-    ],
-)
-def test_bad_input_is_one_error_before_anything_is_made(cli, here, given, message):
+@pytest.mark.parametrize(("options", "message"), SWEEP_ERRORS.items(), ids=SWEEP_ERRORS)
+def test_bad_input_is_one_error_before_anything_is_made(cli, here, options, message):
     text = "def inputs(job): ...\ndef parse(row, job): ...\nOPTIONS = {'rate': 0.1}\n"
     write_files(here / "line", {"trainer_config.py": text})
-    options = [word for one in given for word in (one if isinstance(one, tuple) else ("--search", one))]
-    code, out, err = cli("sweep", "line", "--no-check", "--data", "s3://x/y", *options)
+    code, out, err = cli("sweep", "line", "--no-check", "--data", "s3://x/y", *shlex.split(options))
     assert (code, out) == (64, ""), err
     assert message in err
     assert sorted(path.name for path in here.iterdir()) == ["line"]

@@ -56,6 +56,7 @@ def test_processor_seconds_are_those_of_all_threads_and_not_of_a_wait() -> None:
     assert worked - before >= 0.19
     leave.set()
     thread.join()
-    before = processor_seconds()
+    before, start = processor_seconds(), time.monotonic()
     time.sleep(0.5)
-    assert processor_seconds() - before < 0.4
+    # On a busy machine the thread waits for a processor after its sleep.
+    assert processor_seconds() - before < time.monotonic() - start - 0.4

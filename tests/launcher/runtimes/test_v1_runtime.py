@@ -13,6 +13,7 @@ from launcher.paths import Position
 from launcher.runtimes.runtime_protocol import RankAttempt
 from launcher.runtimes.v1 import V1Runtime
 from launcher.settings import TrainSettings
+from testkit.written_files import write_script
 from tests.launcher.supervisor.loopback_gang import pod_environ
 
 
@@ -85,8 +86,7 @@ def test_an_image_without_the_binary_or_its_sub_commands_is_rejected_before_the_
     tmp_path: Path, script: str | None, error: str | None
 ) -> None:
     if script is not None:
-        (tmp_path / "paddle").write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / "paddle").chmod(0o755)
+        write_script(tmp_path / "paddle", f"#!/bin/sh\n{script}\n")
     settings = replace(gang().settings, environ={"PATH": str(tmp_path)})
     with pytest.raises(SettingsError, match=error) if error else contextlib.nullcontext():
         V1Runtime().check(settings)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 import subprocess
 import sys
 import time
@@ -25,14 +24,15 @@ from local.launcher_gang import find_processes, kill_processes
 from testkit import written_data
 from testkit.pod_settings import pod_environ
 from testkit.waiting import PATIENCE, until
+from testkit.written_files import write_script
 
 HERE = Path(__file__).parent
 REPO = HERE.parents[2]
 # Short deadlines that still tolerate a machine that is busy for a second or two.
 FAST = {
     "poll": 0.05,
-    "training_poll": 0.2,
-    "hold": 0.3,
+    "training_poll": 0.4,
+    "hold": 0.6,
     "silence": 4.0,
     "orphan": 4.0,
     "stuck": 20.0,
@@ -43,12 +43,12 @@ FAST = {
     "second_pod_wait": 6.0,
     "late_rank_wait": 4.0,
     "farewell": 5.0,
-    "lock_beat": 0.3,
+    "lock_beat": 0.6,
     "lock_lease": 4.0,
     "lock_stale": 5.5,
     "lock_wait": 16.0,
     "lock_settle": 0.4,
-    "status": 0.2,
+    "status": 0.4,
     "reach": 15.0,
     "export": 30.0,
     "export_base": 0.05,
@@ -126,10 +126,8 @@ class LoopbackGang:
         self.hosts = dict(zip(self.names, self.addresses, strict=True))
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self.folder = root / f"gang-{uuid.uuid4().hex[:8]}"
-        (self.folder / "bin").mkdir(parents=True)
-        binary = self.folder / "bin" / "paddle"
-        binary.write_text(f"#!{sys.executable} -S\n{(HERE / 'fake_paddle.py').read_text()}")
-        binary.chmod(binary.stat().st_mode | stat.S_IXUSR)
+        program = f"#!{sys.executable} -S\n{(HERE / 'fake_paddle.py').read_text()}"
+        write_script(self.folder / "bin" / "paddle", program)
         if not (self.job / "manifest.json").exists():
             write_data(self.job, trainers)
 

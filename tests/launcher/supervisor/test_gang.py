@@ -16,7 +16,6 @@ import shutil
 import signal
 import stat
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -392,20 +391,13 @@ def test_a_release_installed_while_an_earlier_one_stops_trains_from_scratch(tmp_
 # Ranks that come back late, as on spot machines.
 
 
-@pytest.fixture
-def hook() -> Iterator[Hook]:
-    made = Hook()
-    yield made
-    made.close()
-
-
 def received_events(hook: Hook) -> list[str]:
     """Return the events of the webhook's messages; a message that was sent again counts once."""
     return [str(message["event"]) for message in {each["id"]: each for each in hook.accepted}.values()]
 
 
 def test_training_continues_when_a_missing_rank_comes_back_and_users_are_notified_once(
-    tmp_path: Path, hook: Hook
+    tmp_path: Path,
 ) -> None:
     """First rank 1 is lost, about which rank 0 notifies users; then rank 0, about which rank 1 does."""
 
@@ -421,8 +413,11 @@ def test_training_continues_when_a_missing_rank_comes_back_and_users_are_notifie
         gang.wait_until(lambda: "waiting" in received_events(hook))
         return str(next(each["cause"] for each in hook.accepted if each["event"] == "waiting"))
 
-    waits = {"rendezvous_seconds": 1, "rank_wait_hours": 0.2, "PADDLE_LAUNCHER_WEBHOOK": hook.url}
-    with build_gang(tmp_path, FAKE_PASS_SECONDS="1.5", restarts=0, **waits) as gang:
+    waits = {"rendezvous_seconds": 1, "rank_wait_hours": 0.2, "restarts": 0, "FAKE_PASS_SECONDS": "1.5"}
+    with (
+        contextlib.closing(Hook()) as hook,
+        build_gang(tmp_path, PADDLE_LAUNCHER_WEBHOOK=hook.url, **waits) as gang,
+    ):
         gang.start()
         cause = lose(1, attempt=0)
         assert "1 of 2 ranks did not join within 1 s (rendezvousSeconds): rank 1: " in cause

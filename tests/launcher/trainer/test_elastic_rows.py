@@ -104,7 +104,7 @@ def test_each_row_is_trained_once_over_changes_of_the_number_of_trainers(tmp_pat
     changed = files.read_json(path) or {}
     changed["shardRows"] = [37, 23, 41]
     files.write_json(path, files.with_checksum(changed))
-    assert gang.run()["1/trainer"] == EXIT_SETTINGS, (
+    assert replace(gang, world=(1,)).run()["0/trainer"] == EXIT_SETTINGS, (
         "the program may have changed, so what remains is unknown"
     )
     assert "the program uses 22 rows of shard 1, but it used 23 when the checkpoint" in gang.log(1)

@@ -24,25 +24,23 @@ def losses(gang: LoopbackTraining, rank: int = 0) -> list[float]:
 
 
 @pytest.mark.parametrize(  # one run of Paddle each
-    ("mode", "ranks", "program", "config", "resumes"),
+    ("ranks", "program", "config", "resumes"),
     [
-        ("async", 2, "quick_start", "trainer_config.py", False),
-        ("sync", 2, "quick_start", "trainer_config.emb.py", True),
-        ("sync", 1, "recommendation", "trainer_config.py", False),
+        (2, "quick_start", "trainer_config.emb.py", True),
+        (1, "recommendation", "trainer_config.py", False),
     ],
 )
-def test_every_mode_trains_every_program_and_resumes(  # noqa: PLR0917
-    tmp_path: Path, staged: Staged, mode: str, ranks: int, program: str, config: str, resumes: bool
+def test_mode_sync_trains_every_program_and_resumes(  # noqa: PLR0917
+    tmp_path: Path, staged: Staged, ranks: int, program: str, config: str, resumes: bool
 ) -> None:
+    """Mode async: the run of the fixture `quick_start`."""
     data = staged("ratings" if program == "recommendation" else "texts", ranks)
     folder = PROGRAMS / program
-    gang = prepare_training(tmp_path, data, folder, config, MODE=mode, **TWO_PASSES).finish()
+    gang = prepare_training(tmp_path, data, folder, config, MODE="sync", **TWO_PASSES).finish()
     first = losses(gang)
     assert len(first) == 2
-    # In two short passes the pooled embeddings barely leave ln 2: there only a loss that grows is wrong. Without
-    # synchronous steps the loss of a busy machine varies (seen at a load of 30: 2.15, then 2.44).
-    noise = 1.3 if ranks > 1 and mode != "sync" else 1.0
-    assert first[1] < first[0] * (1.01 if config == "trainer_config.emb.py" else noise)
+    # In two short passes the pooled embeddings barely leave ln 2: there only a loss that grows is wrong.
+    assert first[1] < first[0] * (1.01 if config == "trainer_config.emb.py" else 1.0)
     assert checkpoints.newest_checkpoint(gang.output.root) == Position(2)
     assert {int(row["rank"]) for row in gang.read_metrics()} == set(range(ranks))
     live = float([row for row in gang.read_metrics() if row["rank"] == "0"][-1][f"test_{metric(program)}"])
@@ -67,6 +65,9 @@ def test_a_run_writes_the_expected_files_and_log_lines(
 ) -> None:
     """Also: port, portsNum and portsNumSparse determine the ports."""
     gang, ports = quick_start
+    first, second = losses(gang)
+    assert second < 1.3 * first, "delayed gradients of a busy machine vary"
+    assert gang.read_score()["error"] == pytest.approx(float(gang.read_metrics()[-1]["test_error"]), abs=1e-4)
     assert ports == {0, 1, 4}, "two pservers from `port` on, no process on the sparse ports, then peerPort"
     folder = gang.output.checkpoint(Position(2))
     names = {path.name for path in folder.iterdir()}
