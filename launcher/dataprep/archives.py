@@ -24,20 +24,21 @@ from launcher.dataprep.byte_streams import BLOCK, buffered
 from launcher.errors import DataError
 from launcher.io.files import storage_errors
 
-NAMES_SHOWN = 12  # existing names in the message about a missing one
+NAMES_SHOWN = 12  # number of existing names in the message about a missing name
 _ZIP = b"PK\x03\x04"
 _TAR_AT, _TAR = 257, b"ustar"
-_INPUT = 128 << 10  # compressed bytes that are read at once
+_INPUT = 128 << 10  # number of compressed bytes that are read at once
 _FORMATS: dict[str, tuple[re.Pattern[bytes], Callable[[], Any]]] = {
     ".gz": (re.compile(rb"\x1f\x8b"), lambda: zlib.decompressobj(wbits=31)),
     ".bz2": (re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), bz2.BZ2Decompressor),
     ".xz": (re.compile(rb"\xfd7zXZ\0"), lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ)),
 }
-"""Suffix → the first bytes of a file, and the decompressor of one stream. A file may have several streams."""
+"""Suffix of a compressed file → (first bytes of the file, function that returns a new decompressor of one stream). A
+compressed file may consist of several streams."""
 COMPRESSED = tuple(_FORMATS)
 _DAMAGED = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, struct.error, EOFError, OSError)
 _DAMAGED_ZIP = (RuntimeError, ValueError, LookupError, ArithmeticError)
-"""An unknown compression, a password, fields with impossible values."""
+"""Further errors of zipfile: for an unknown compression, a missing password, or fields with impossible values."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class SourceFile:
     """Describes one file of a source: text that is split into shards, or a file of data.tables to copy."""
 
     name: str
-    """The file in messages."""
+    """Name of the file in messages."""
     stream: io.BufferedReader
     size: int | None
     """Bytes, when they are known before reading."""
@@ -59,7 +60,8 @@ def _damage_errors(name: str) -> Iterator[None]:
     try:
         yield
     except (*_DAMAGED, *_DAMAGED_ZIP) as error:
-        # bz2 reports invalid data without a number; zipfile seeks to the positions that the file has in its fields.
+        # An OSError is no failure of the storage in two cases: bz2 reports invalid data by one without an errno, and
+        # zipfile gets EINVAL if it seeks to an impossible position that it has read in the file.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             error.filename = error.filename or name
             with storage_errors(Path(name)):
@@ -81,9 +83,15 @@ def decompress(
 ) -> SourceFile:
     """Return a file that may be compressed (gzip, bzip2, xz) as a `SourceFile` with the decompressed text.
 
+    Args:
+        file: the stream of the file.
+        name: its name in messages.
+        size: its size in bytes; None if unknown.
+        is_member: whether the file is a member of an archive. This changes only the fix in a message.
+
     Raises:
-        DataError: the file is an archive (the fix depends on whether it `is_member` of another archive), it is
-            compressed twice, or its name has the suffix of a compressed file, but it is not compressed.
+        DataError: the file is an archive; the file is compressed twice; or the file is not compressed, although its
+            name has the suffix of a compressed file.
     """
     text = _decompressed(file, name)
     _reject_archive(text, name, is_member)
@@ -113,11 +121,12 @@ def _decompressed(file: io.BufferedReader, name: str) -> io.BufferedReader:
 def _decompressed_blocks(file: io.BufferedReader, name: str, suffix: str) -> Iterator[bytes]:
     """Yield the decompressed content of all streams of a file, in blocks that may be empty.
 
-    Python's `BZ2File` and `LZMAFile` end silently before a damaged stream, so this uses their decompressors. Zeros
-    may follow the last stream; in an xz file a multiple of four zeros may follow each stream.
+    `suffix` is a key of `_FORMATS`. Python's `BZ2File` and `LZMAFile` end silently before a damaged stream, so this
+    function uses decompressors instead. Zero bytes may follow the last stream. In an xz file, a multiple of four zero
+    bytes may follow each stream.
 
     Raises:
-        DataError: a stream is damaged, or anything else follows a stream.
+        DataError: a stream is damaged, or a stream is followed by bytes that are no stream and no such zeros.
     """
     data = file.read(_INPUT)
     while data:
@@ -141,7 +150,7 @@ def _decompressed_blocks(file: io.BufferedReader, name: str, suffix: str) -> Ite
 
 
 def reject_compressed(file: io.BufferedReader, name: str) -> None:
-    """Raise `DataError` if the text is an archive, or compressed although its name has no suffix for that."""
+    """Raise `DataError` if `file` is an archive, or is compressed. Its name has no suffix of a compressed file."""
     _reject_archive(file, name)
     if _format(file):
         raise DataError(
@@ -162,23 +171,27 @@ def _reject_archive(file: io.BufferedReader, name: str, is_member: bool = False)
 
 
 def is_zip(file: io.BufferedReader) -> bool:
-    """Return whether the file is a zip file, such as a Python wheel. Does not change the position, which must be 0."""
+    """Return whether the file is a zip file, such as a Python wheel.
+
+    The position in `file` must be 0, and stays 0.
+    """
     return file.peek().startswith(_ZIP)
 
 
 Member = tuple[str, int, Iterator[bytes] | None]
-"""What an archive has except folders: its name, its size in bytes, and its content, which must be read before the next
-one; None for a link or device."""
+"""(name, size in bytes, content) of a member of an archive that is no folder. The content must be read before the next
+member is requested; it is None for a link or a device."""
 _READ_AS_IT_IS = (".npz", ".pt", ".pth", ".ckpt", ".whl", ".jar", ".docx", ".xlsx")
 
 
 def archive_kind(file: io.BufferedReader, name: str) -> str:
-    """Return `zip` or `tar` (which may be compressed) if the file `name` is an archive to unpack, else an empty text.
+    """Return `zip` or `tar` if the file `name` is an archive to unpack, and an empty text if it is not.
 
-    The content decides, but some zip files are not meant to be unpacked. Does not change the position, which must be 0.
+    A tar archive may be compressed. The content of the file decides, except for zip files that are data and not meant
+    to be unpacked, such as .npz files. The position in `file` must be 0, and stays 0.
 
     Raises:
-        DataError: the name shows that it is an archive, but of a format that cannot be read.
+        DataError: the name ends like the name of an archive, but the content is no archive that can be read.
     """
     head, suffix, lower = file.peek(), _format(file), name.lower()
     if suffix:
@@ -197,7 +210,7 @@ def archive_kind(file: io.BufferedReader, name: str) -> str:
 
 
 def zip_members(path: Path, name: str) -> Iterator[Member]:
-    """Yield the members of the zip file at `path`. Raises `DataError` if it is damaged."""
+    """Yield the members of the zip file at `path`. Raise `DataError` if the zip file is damaged."""
     with _damage_errors(name), zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             is_file = stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG)  # 0: packed on Windows
@@ -208,9 +221,12 @@ def zip_members(path: Path, name: str) -> Iterator[Member]:
 
 
 def zip_files(path: Path, name: str, member: str, tables: Sequence[str]) -> Iterator[SourceFile]:
-    """Yield the text `member`, then the side tables, of the zip file at `path`.
+    """Yield the text `member` of the zip file at `path`, then the side tables (data.tables) in it.
 
-    Raises `DataError` if the zip file is damaged or lacks one of them.
+    `member` and `tables` are paths in the zip file; `name` is the zip file's name for messages.
+
+    Raises:
+        DataError: the zip file is damaged, or does not have the text and each side table exactly once.
     """
     with _damage_errors(name), zipfile.ZipFile(path) as archive:
         names = [info.filename for info in archive.infolist() if not info.is_dir()]
@@ -219,7 +235,7 @@ def zip_files(path: Path, name: str, member: str, tables: Sequence[str]) -> Iter
                 raise _member_error(name, wanted, names)
         for wanted in (member, *tables):
             size = archive.getinfo(wanted).file_size
-            if not size:  # zipfile cannot verify it, because the checksum is 0, too
+            if not size:  # zipfile cannot verify an empty file, because its checksum is 0, too
                 raise _damaged_error(f"{name}!{wanted}", "it is empty")
             with archive.open(wanted) as file:
                 blocks = _member_blocks(file, f"{name}!{wanted}", size)
@@ -227,7 +243,10 @@ def zip_files(path: Path, name: str, member: str, tables: Sequence[str]) -> Iter
 
 
 class _StrictTarInfo(tarfile.TarInfo):
-    """Makes a damaged header an error: to `tarfile` all but the first one are the end of the archive."""
+    """Raises an error for a damaged header of a member.
+
+    `tarfile` by itself does so only for the first header; another damaged header counts as the end of the archive.
+    """
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
@@ -240,7 +259,7 @@ class _StrictTarInfo(tarfile.TarInfo):
 
 
 def tar_members(file: io.BufferedReader, name: str) -> Iterator[Member]:
-    """Yield the members of a tar archive, which may be compressed. Raises `DataError` if it is damaged."""
+    """Yield the members of a tar archive, which may be compressed. Raise `DataError` if the archive is damaged."""
     text = _decompressed(file, name)
     with (
         _damage_errors(name),
@@ -252,14 +271,17 @@ def tar_members(file: io.BufferedReader, name: str) -> Iterator[Member]:
                 content = archive.extractfile(info) if info.isfile() else None
                 blocks = _member_blocks(content, f"{name}!{info.name}", info.size) if content else None
                 yield info.name, info.size, blocks
-    while text.read(BLOCK):  # to the checksum at the end of a compressed archive
+    while text.read(BLOCK):  # read to the end of a compressed archive, where its checksum is
         pass
 
 
 def tar_files(file: io.BufferedReader, name: str, member: str, tables: Sequence[str]) -> Iterator[SourceFile]:
-    """Yield the text and the side tables (data.tables) of a tar archive in its order.
+    """Yield the text `member` and the side tables (data.tables) of a tar archive, in the order of the archive.
 
-    Raises `DataError` if the archive is damaged or lacks one of them.
+    `member` and `tables` are paths in the archive; `name` is the archive's name for messages.
+
+    Raises:
+        DataError: the archive is damaged, or does not have the text and each side table exactly once as a file.
     """
     wanted = {member, *tables}
     missing = set(wanted)
@@ -299,7 +321,10 @@ def _member_blocks(content: IO[bytes], name: str, size: int) -> Iterator[bytes]:
 
 
 def _member_error(name: str, wanted: str, names: Sequence[str]) -> DataError:
-    """Return the error for a member that is twice in an archive, or is missing: then with the most similar names."""
+    """Return the error for the member `wanted` that is twice in an archive, or is missing.
+
+    `names` are the archive's members. The message about a missing member lists the most similar names.
+    """
     if wanted in names:
         return DataError(
             f"{name} has {wanted!r} more than once, and programs differ in which one counts. Fix: pack the archive "

@@ -23,44 +23,45 @@ BLOCK = 1 << 20
 
 @dataclass
 class OpenObject:
-    """The bytes of an object of a source that is being read."""
+    """The content of an object of a source, which is opened for reading."""
 
     blocks: Iterator[bytes]
     total: int | None
-    """Bytes of the complete object, when their number is known."""
+    """Size of the complete object in bytes; None when it is unknown."""
     close: Callable[[], None]
-    """Close the file or the connection."""
+    """Closes the file or the connection."""
 
 
 @dataclass
 class RemoteBody:
-    """Holds an open response of a server, whose first byte is byte `offset` of the source."""
+    """The body of a server's response, which is being read. Its first byte is byte `offset` of the source."""
 
     read: Callable[[int], bytes]
-    """Return at most a number of bytes; none only at the end."""
+    """Returns at most the given number of bytes; returns no bytes only at the end."""
     errors: tuple[type[Exception], ...]
-    """What `read` raises when the connection breaks."""
+    """Exceptions that `read` raises when the connection breaks."""
     offset: int
     total: int | None
-    """Bytes of the complete source, when the server sends their number."""
+    """Size of the complete source in bytes; None when the server does not send it."""
     version: str
     """Identifies the content (an ETag or a date); empty when the server sends neither."""
     close: Callable[[], None]
 
 
 OpenAt = Callable[[int, str], RemoteBody]
-"""Connects to a source, and returns the response that starts at a byte (or at byte 0).
+"""A function that connects to a source, and returns the response.
 
-It gets the number of the byte, and the `RemoteBody.version` of the stream's first response (empty before that). It
-raises `TransientError` for an error that a retry may repair, else `DataError`.
+Its arguments are the number of the first byte that is wanted, and the `RemoteBody.version` of the stream's first
+response (empty in the first call). The response starts at the wanted byte, or at byte 0 if the server cannot start
+elsewhere. The function raises `TransientError` for an error after which a retry may help, and `DataError` for others.
 """
 
 
 class ResumingStream:
     """Reads a source over a network, and connects again when the connection breaks.
 
-    After a break the stream continues at the same byte if the server supports that. If the server sends the
-    source from its start, the stream reads over the bytes that were already used and compares their sha256.
+    After a break the stream continues at the same byte if the server supports that. If the server sends the source from
+    its start, the stream skips the bytes that were already read, and checks that their sha256 is the same as before.
     """
 
     def __init__(  # noqa: PLR0917
@@ -72,17 +73,17 @@ class ResumingStream:
         digest: hashlib._Hash,
         begin: int = 0,
     ) -> None:
-        """Connect, so that `total`, the source's size, is known.
+        """Connect, and set `total`, the size of the source in bytes (None if the server does not send the size).
 
         Args:
             name: name of the source for messages.
-            open_at: connects at a byte.
-            retry: waits after a temporary error, or raises when there were too many.
-            progress: its counter of bytes is increased; the stream reports to it while it connects.
-            digest: updated with all bytes that are read. After a break, a server that cannot continue at a byte sends
-                the source from its start again. The stream compares the bytes up to the break with `digest`. So for
-                such a server `digest` must be new, and nothing else may update it.
-            begin: first byte to read; 0 for such a server.
+            open_at: connects, and returns the response from a certain byte on.
+            retry: waits after a temporary error; raises `DataError` after too many errors.
+            progress: the stream adds the read bytes to its counter, and calls its `report` before it connects.
+            digest: updated with all bytes that are read. After a break, a server that cannot start at any byte sends
+                the source from its start again. Then the stream compares the bytes up to the break with `digest`. So
+                for such a server `digest` must be new, and nothing else may update it.
+            begin: the first byte to read. It must be 0 if the server cannot start at any byte.
 
         Raises:
             DataError: the source cannot be read.
@@ -156,7 +157,7 @@ class ResumingStream:
         """Skip the first `position` bytes of a response that starts at byte 0.
 
         Raises:
-            DataError: their sha256 differs from the sha256 of the bytes that were read before the break.
+            DataError: the skipped bytes have another sha256 than the bytes that were read before the break.
             TransientError: the connection broke again.
         """
         log.info(
@@ -191,9 +192,12 @@ class ResumingStream:
 def file_blocks(
     path: Path, progress: DataProgress, digest: hashlib._Hash, begin: int
 ) -> Generator[bytes, None, None]:
-    """Yield a file of the shared storage from the byte `begin` on, in blocks. Errors of the storage have its path.
+    """Yield the content of a file of the shared storage from the byte `begin` on, in blocks.
 
-    `progress` counts the bytes, and `digest` is updated with them.
+    This function adds the bytes to the counter of `progress`, and updates `digest` with them.
+
+    Raises:
+        StorageError, StorageFailedError: the file cannot be read.
     """
     with storage_errors(path), path.open("rb", buffering=0) as file:
         file.seek(begin)
@@ -213,9 +217,9 @@ class _BlockFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: object, /) -> int:
-        """Fill the buffer, or as much of it as there are bytes left; return the number of bytes.
+        """Fill `buffer`, and return the number of bytes; less than the complete buffer is filled only at the end.
 
-        Returning less is allowed, but then `peek` of a buffered file would return only that.
+        Python would allow to return fewer bytes earlier, but then `peek` of a `BufferedReader` would return too few.
         """
         view, filled = memoryview(cast("bytearray", buffer)).cast("B"), 0
         while filled < len(view):
@@ -230,9 +234,9 @@ class _BlockFile(io.RawIOBase):
 
 
 def buffered(blocks: Iterator[bytes]) -> io.BufferedReader:
-    """Return a file with the bytes of the blocks; its methods raise what the iterator raises.
+    """Return a file object whose content is all blocks, one after the other.
 
-    Before the first `read`, `peek` returns the first BLOCK bytes.
+    Its methods raise the errors of the iterator. Before the first `read`, `peek` returns the first BLOCK bytes.
     """
     return io.BufferedReader(_BlockFile(blocks), BLOCK)
 
@@ -245,7 +249,7 @@ class Prefetch(Generic[T]):
     """Iterates over the items of another iterator, which a thread produces in advance."""
 
     def __init__(self, items: Iterator[T], ahead: int, wait: Callable[[], None] = lambda: None) -> None:
-        """Start the thread, which produces at most `ahead` items before the consumer takes them.
+        """Start the thread, which keeps at most `ahead` items ready for the consumer.
 
         `wait` is called about twice a second while the consumer waits for an item; it may raise.
         """
@@ -267,7 +271,10 @@ class Prefetch(Generic[T]):
             self._put((None, StopIteration()))
 
     def _put(self, entry: tuple[T | None, BaseException | None]) -> bool:
-        """Queue an item, or the error that ends the items. Return False when the consumer has called `close`."""
+        """Queue `entry`, which is an item or the error that ends the iteration.
+
+        Return False, without queueing, once the consumer has called `close`.
+        """
         while not self._closed.is_set():
             try:
                 self._ready.put(entry, timeout=_WAIT_SECONDS)
@@ -280,7 +287,7 @@ class Prefetch(Generic[T]):
         return self
 
     def __next__(self) -> T:
-        """Return the next item. Raises what the other iterator raised."""
+        """Return the next item; raise the error that the other iterator raised."""
         while self._end is None:
             try:
                 item, self._end = self._ready.get(timeout=_WAIT_SECONDS)

@@ -32,7 +32,7 @@ def split_fields(line: str) -> list[str]:
     r"""Return the fields of a line that `join_fields` wrote, with or without its newline.
 
     Raises:
-        ValueError: a backslash starts none of `\\`, `\t`, `\n`, `\r`: no data Job with `data.format: csv`
+        ValueError: a backslash is not the start of `\\`, `\t`, `\n` or `\r`. So no data Job with `data.format: csv`
             wrote this line.
     """
     parts = line.removesuffix("\n").split("\t")
@@ -49,11 +49,12 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 class RowPlaces:
-    """Counts the rows of one file, and remembers for csv the lines on which the newest of them start."""
+    """Counts the rows of one file. For a csv file it also stores on which line each of the newest rows starts."""
 
     def __init__(self, name: str) -> None:
         self.name, self.count = name, 0
-        # [row, its line minus its number] where this difference changes; older ones are dropped to limit the memory.
+        # (row, line of the row minus row) for each row where this difference changes. The oldest entries are dropped to
+        # limit the memory.
         self._jumps: deque[tuple[int, int]] = deque(maxlen=1 << 17)
 
     def add(self, line: int) -> None:
@@ -63,6 +64,6 @@ class RowPlaces:
             self._jumps.append((self.count, line - self.count))
 
     def describe(self, row: int) -> str:
-        """Return text such as `days/1.csv, row 3 (line 5)` for a row number from 1; the line if it is known."""
+        """Return text such as `days/1.csv, row 3 (line 5)`. `row` counts from 1; an unknown line is left out."""
         at = bisect_right(self._jumps, row, key=lambda jump: jump[0])
         return f"{self.name}, row {row}" + (f" (line {row + self._jumps[at - 1][1]})" if at else "")

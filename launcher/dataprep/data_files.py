@@ -1,8 +1,8 @@
 """Fetch the files of a source with data.format files, and list them with their sizes and sha256.
 
-A folder or prefix is fetched file by file, each unchanged. A single archive is unpacked, and any other single file is
-kept. A file gets its name below files/ when it is complete and on the disk: a pod that continues the work of an evicted
-one only hashes such a file, and does not fetch it again.
+Files of a folder or prefix are fetched without a change. A source that is an archive is unpacked; a source that is any
+other single file is kept as it is. A file gets its name below files/ only when it is complete and on the disk. So a pod
+that continues the work of an evicted pod only hashes such a file, and does not fetch it again.
 """
 
 from __future__ import annotations
@@ -33,27 +33,28 @@ from launcher.schema import ShardFileEntry
 from launcher.settings import DataSettings
 
 FILE_COST = 16 << 10
-"""Bytes that take as long to fetch as the file itself takes to open and sync: a part has at most 16,384 files."""
+"""Number of bytes that are added to the size of each file when files are divided into parts. Opening and syncing a file
+takes as long as fetching so many bytes. So a part has at most 16,384 files."""
 SMALL = 4 << 20
-"""Bytes of a file of an archive that is written while the next ones are unpacked."""
+"""Largest size in bytes of a file of an archive that a thread writes while the next files are unpacked."""
 
 
 @dataclass(frozen=True)
 class FileFetcher:
-    """Fetches the files of a part of a source into the work folder `work`; `folder` is for unfinished ones."""
+    """Fetches the files of a part of a source into the work folder `work`; unfinished files are in `folder`."""
 
     part: PlannedPart
     folder: Path
     work: DataPaths
 
     def run(self) -> dict[str, Any]:
-        """Fetch the files, and list them in `<key>.list`, one JSON object on each line.
+        """Fetch the files, and list them in the file `<key>.list` of the part, one JSON object on each line.
 
         Returns:
-            The part's marker: {"sha256": of a source that is one file, else empty}.
+            The part's marker: {"sha256": sha256 of the source if the source is one file, else an empty text}.
 
         Raises:
-            DataError: an archive is damaged, or has a file that cannot be unpacked; or the source has changed.
+            DataError: an archive is damaged or has a file that cannot be unpacked; or the source has changed.
             StorageError: the shared storage failed.
         """
         ranges, progress, digest = self.part.ranges, self.part.source.progress, hashlib.sha256()
@@ -86,18 +87,18 @@ class FileFetcher:
         return entry
 
     def _unpack(self, found: SourceObject, digest: hashlib._Hash) -> Iterator[Job[ShardFileEntry]]:
-        """Yield jobs that write the files of an archive, or the only file of a source that is no archive."""
+        """Yield jobs that write the files of the archive `found`, or `found` itself if it is no archive."""
         source, report = self.part.source, self.part.source.progress.report
         name = source.display_name(found)
         with files.storage_errors(self.work.files):
-            files.remove_path(self.work.files)  # of an earlier try
+            files.remove_path(self.work.files)  # files of an earlier attempt
             self.work.files.mkdir()
         with contextlib.closing(source.open(found, 0, digest)) as opened:
             stream = buffered(opened.blocks)
             own = posixpath.basename(name) if "://" in name else ""  # an address in a Secret has no name
             own = (urllib.parse.unquote(own) if name.startswith("http") else own) or "data"
             kind = archives.archive_kind(stream, own)
-            if not kind:  # written here: this function closes the stream before a thread has read it
+            if not kind:  # write it here: this function would close the stream before a thread has read it
                 entry = self._write(own, iter(lambda: stream.read(BLOCK), b""), report)
                 yield lambda _: entry
             elif kind == "zip":
@@ -105,7 +106,7 @@ class FileFetcher:
                 yield from self._write_members(name, archives.zip_members(local, name))
             else:
                 yield from self._write_members(name, archives.tar_members(stream, name))
-            while stream.read(BLOCK):  # the rest of the source belongs to its sha256
+            while stream.read(BLOCK):  # the sha256 of the source includes what follows the last file
                 report()
         source.check_unchanged(found)
 
@@ -136,7 +137,10 @@ class FileFetcher:
             raise DataError(f"{archive} has no file. Fix: set data.source to an archive with files.")
 
     def _write(self, name: str, blocks: Iterable[bytes], check: Callable[[], None]) -> ShardFileEntry:
-        """Write a file that training pods may read, but not change; return its entry in the list."""
+        """Write the file `name` with the content `blocks`, read-only for all users; return its entry in the list.
+
+        `check` is called before each block is written; it may raise to stop the work.
+        """
         source = sources.source_name(self.part.source.settings)
         _check_name(source, name)
         target, temp = self.work.files / name, self.folder / f"{threading.get_ident()}.tmp"
@@ -158,7 +162,7 @@ class FileFetcher:
 
 
 def _check_name(source: str, name: str) -> None:
-    """Raise `DataError` if the name leads out of the folder, or is no valid path."""
+    """Raise `DataError` if a file's `name` leads out of its folder, or is no valid path."""
     if not is_safe_name(name):
         raise DataError(
             f"{source} has a file with the name {name!r}, which leads out of its folder or is no valid path. Fix: "
@@ -179,9 +183,17 @@ def assemble_files(
     lists: Sequence[Path],
     progress: DataProgress,
 ) -> dict[str, Any]:
-    """Write the list of all files, files.jsonl, from those of the parts; return what the manifest says about them.
+    """Write files.jsonl, the list of all files; return the manifest's fields about the files.
 
-    The `sha256` is that of the source if it is one file, else the digest `files.folder_sha256` of all files.
+    The field `sha256` is the sha256 of the source if the source is one file, else the digest of all files that
+    `files.folder_sha256` would return.
+
+    Args:
+        settings: the settings of this pod.
+        work: the folder in which the pods of this data Job work.
+        markers: what `FileFetcher.run` returned for each part of the source.
+        lists: the list of each part; their lines are joined.
+        progress: enforces the deadline.
 
     Raises:
         DataError: the source has another sha256 than data.sha256.

@@ -1,14 +1,13 @@
 """Prepare data in one pod of the data Job, or in a training pod: `python -m launcher prepare`.
 
-The source is planned as parts; each part is read by one pod and split into one file for each shard; the last
-pod to finish renames the complete data to its final name and writes the manifest. Every pod makes the same
-plan and takes parts that no other pod has locked, so that any number of running pods completes the data: a
-pod that cannot be scheduled delays nothing. A finished part stays finished: an evicted pod loses only the
-part that it was reading. No file gets its final name before the complete source was read, and the result does
-not depend on the number of pods.
+Every pod divides the source into the same parts. One pod reads a part, and splits it into one file for each shard. The
+last pod to finish renames the complete data to its final name and writes the manifest. Each pod takes parts that no
+other pod has locked, so any number of running pods completes the data, and a pod that cannot be scheduled delays
+nothing. An evicted pod loses only the part that it was reading. No file gets its final name before the complete source
+was read, and the result does not depend on the number of pods.
 
-The name of the data is a digest of everything that decides its bytes. Pods of several data Jobs with equal data work in
-one folder; and data that is there already is used without reading the source again.
+The name of the data is a digest of everything that determines its bytes. Pods of several data Jobs with equal data work
+in one folder. If the data exists already, the pods use it and do not read the source again.
 """
 
 from __future__ import annotations
@@ -40,11 +39,13 @@ from launcher.schema import MANIFEST_VERSION, describe_data
 from launcher.settings import DataSettings
 
 _SWITCH_SECONDS = 0.0005  # the default of 5 ms makes a thread that returns from hashing wait for the GIL
-_POLL_SECONDS = 1.0  # between two looks at what other pods have finished
+_POLL_SECONDS = 1.0  # between two checks of what other pods have finished
 
 
 def main(settings: DataSettings, retry: Retry | None = None) -> int:
-    """Prepare the data, unless it is already published, and return exit code 0. Tests give a `retry` of their own.
+    """Prepare the data, unless it is already published, and return exit code 0.
+
+    `retry` retries temporary errors of the source; only tests pass it.
 
     Raises:
         LauncherError: the data cannot be prepared. If a retry cannot help, `data-failed.json` has the reason.
@@ -91,19 +92,20 @@ def _write_failure(settings: DataSettings, reason: str) -> None:
 
 
 class DataPod:
-    """Prepares the data together with the other pods of its Job, and of other Jobs with equal data."""
+    """Prepares the data in one pod, together with other pods of the same Job and of other Jobs with equal data."""
 
     def __init__(self, settings: DataSettings, progress: DataProgress, retry: Retry) -> None:
         self._settings, self._progress, self._retry = settings, progress, retry
         self._layout = settings.layout
         self._alive = self._layout.data_alive(settings.data_digest)
         self._data = self._work = DataPaths(self._layout.all_data)
-        """The folder of the complete data and the work folder; set once the source was listed."""
+        """The folder of the complete data (`_data`) and the work folder (`_work`). Both are set once the source was
+        listed."""
         self._parts: list[sources.PlannedPart] = []
-        """Planned, and with open sources, while `run` prepares them."""
+        """All parts of the data. They are set, and their sources are open, while `run` prepares the data."""
 
     def run(self) -> None:
-        """Prepare parts of the data; return once all data is complete and the job has it.
+        """Prepare parts of the data; return once all data is complete and published for this pod's job.
 
         Raises:
             LauncherError: the data cannot be prepared.
@@ -121,10 +123,10 @@ class DataPod:
             self._prepare()
 
     def _prepare(self) -> None:
-        """Read and split parts that no other pod has locked until the data is complete; then give it to the job.
+        """Read and split parts that no other pod has locked until the data is complete, then publish the data.
 
-        The work folder is removed at the end, and after an error that a retry cannot repair. After other errors the
-        finished parts stay for the next pod.
+        The work folder is removed at the end, and after an error that another attempt would not avoid. After other
+        errors the finished parts stay for the next pod.
 
         Raises:
             DeadlineError: the data Job took longer than data.deadlineSeconds.
@@ -139,7 +141,7 @@ class DataPod:
         try:
             while (manifest := self._read_complete()) is None or not self._give(manifest):
                 if self._make_work_folder(size):
-                    continue  # another pod may have renamed the complete one just before
+                    continue  # another pod may have completed the data and renamed its work folder just before
                 missing = [part for part in self._parts if self._read_marker(part) is None]
                 if not (self._make_one(missing) if missing else self._publish()):
                     self._progress.report(
@@ -154,16 +156,16 @@ class DataPod:
         finally:
             with contextlib.suppress(OSError):
                 self._alive.unlink()
-        prepared_data.remove_folder(self._work.root)  # a pod that was looking for work may have made it again
+        prepared_data.remove_folder(self._work.root)  # a pod that looked for work may have created it again
 
     def _open(self, opened: contextlib.ExitStack, settings: DataSettings, key: str) -> sources.Source:
         source = sources.open_source(settings, self._progress, self._retry, key)
         return opened.enter_context(contextlib.closing(source))
 
     def _plan(self, opened: contextlib.ExitStack) -> list[sources.PlannedPart]:
-        """Open the sources, and return the parts.
+        """Open the sources, and return the parts of the data.
 
-        These are the same list in every pod, since they follow from the source and the settings.
+        Every pod gets the same list, since the parts follow from the source and the settings alone.
         """
         s = self._settings
         source = self._open(opened, s, "data.sourceSecret" if s.source_secret else "data.source")
@@ -194,7 +196,7 @@ class DataPod:
         return parts
 
     def _touch(self) -> None:
-        """Set the times of the alive file and of the two data folders, which show other pods that they are in use."""
+        """Set the times of the alive file and of the two data folders to now, so that other pods keep the folders."""
         with contextlib.suppress(OSError):  # a missed touch is repeated with the next log line
             self._alive.touch()
         for folder in (self._work.root, self._data.root):
@@ -202,13 +204,13 @@ class DataPod:
                 os.utime(folder)
 
     def _read_complete(self) -> dict[str, Any] | None:
-        """Return the manifest of the prepared data, if this data is complete (`prepared_data.read_complete`)."""
+        """Return the manifest of the prepared data if this data is complete, else None."""
         return prepared_data.read_complete(self._layout, self._data.manifest, self._settings.split_count)
 
     def _make_work_folder(self, size: int) -> bool:
-        """Create the work folder with a folder for each shard; return False if it exists already.
+        """Create the work folder with a folder for each shard; return False if the work folder exists already.
 
-        `size` is the size of the source in bytes. Raises `StorageError` if the storage has less free space than that.
+        `size` is the size of the source in bytes. Raise `StorageError` if fewer bytes are free on the storage.
         """
         if self._work.parts.is_dir():
             return False
@@ -221,11 +223,14 @@ class DataPod:
         return True
 
     def _lock(self, name: str) -> AbstractContextManager[bool]:
-        """Lock a part, or `publish`, as `prepared_data.lock_file` does."""
+        """Lock a part for a `with` block (`prepared_data.lock_file`).
+
+        `name` is the part's key, or `publish` for the work of `_publish`.
+        """
         return prepared_data.lock_file(self._work.parts / f"{name}.lock", self._settings)
 
     def _make_one(self, missing: list[sources.PlannedPart]) -> bool:
-        """Read and split the first of the `missing` parts that no other pod has locked; return whether there is one."""
+        """Read and split the first part of `missing` that no other pod has locked; return False if all are locked."""
         for part in missing:
             with self._lock(part.key) as locked:
                 if not locked or self._read_marker(part) is not None:
@@ -240,7 +245,7 @@ class DataPod:
         return self._work.parts / f"{part.key}.json"
 
     def _read_marker(self, part: sources.PlannedPart) -> dict[str, Any] | None:
-        """Return the result of `PartSplitter.run` from the marker of a finished part; None without an intact marker."""
+        """Return the content of a finished part's marker file; None if the file is absent or damaged."""
         try:
             return storage.read_json(self._marker(part))
         except storage.UnreadableError as error:
@@ -248,9 +253,9 @@ class DataPod:
             return None
 
     def _make(self, part: sources.PlannedPart) -> None:
-        """Read and split a part.
+        """Read and split a part, or fetch its files, and write its marker file.
 
-        The files are written to a temporary folder and moved to the shards; then a marker file (`<key>.json`) records
+        The files are written to a temporary folder and moved to the shards. Then the marker file (`<key>.json`) records
         that the part is finished.
         """
         self._progress.start_part(part.bytes or None)
@@ -287,7 +292,10 @@ class DataPod:
         return made
 
     def _publish(self) -> bool:
-        """Combine the parts and rename the work folder to its final name; return False if another pod does that."""
+        """Combine the parts, write the manifest, and rename the work folder to its final name.
+
+        Return False if another pod holds the lock for this work, or if a part is not finished any more.
+        """
         with self._lock("publish") as locked:
             markers = [marker for part in self._parts if (marker := self._read_marker(part)) is not None]
             if not locked or len(markers) < len(self._parts):
@@ -303,10 +311,10 @@ class DataPod:
             manifest |= {"content": self._data.root.name, "madeBy": prepared_data.describe_maker(s)}
             storage.write_json(self._work.manifest, storage.with_checksum(manifest))
             if self._read_complete() is not None:
-                return True  # pods of another user, which have another work folder, were faster
+                return True  # pods of another user, which work in another folder, were faster
             with storage.storage_errors(self._data.root):
                 if self._data.root.exists():
-                    prepared_data.remove_folder(self._data.root)  # it was incomplete
+                    prepared_data.remove_folder(self._data.root)  # its data was incomplete
                 self._work.root.rename(self._data.root)
                 storage.fsync_dir(self._layout.all_data)
                 shutil.rmtree(self._data.parts, ignore_errors=True)
@@ -318,10 +326,12 @@ class DataPod:
         return True
 
     def _give(self, manifest: Mapping[str, Any]) -> bool:
-        """Publish complete data for this pod's job, as `give_to_job` does, once no other data Job publishes.
+        """Wait until no other data Job publishes, then publish complete data for this pod's job.
+
+        Return False if the data was removed meanwhile (`prepared_data.give_to_job`).
 
         Raises:
-            DeadlineError: data.deadlineSeconds pass before.
+            DeadlineError: data.deadlineSeconds have passed during the wait.
         """
         while True:
             with prepared_data.lock_file(self._layout.all_data / ".lock", self._settings) as locked:
@@ -332,10 +342,11 @@ class DataPod:
 
 
 def content_digest(s: DataSettings, parts: list[sources.PlannedPart]) -> str:
-    """Return a digest of everything that determines the shards' bytes; the job's name does not.
+    """Return the name of the data's folder: a digest of everything that determines the bytes of the shards.
 
-    The source is identified by data.sha256, or by name, size and version of its objects. If neither is known, the
-    digest includes the data digest, so that no other job uses this data.
+    Jobs with different names can have the same digest. The source is identified by data.sha256, or by the names, sizes
+    and versions of its objects. If data.sha256 is empty and a version is unknown, the digest also includes the data
+    digest of this job, so that jobs with other settings do not use this data.
     """
     shape = [s.format, s.delimiter, s.header, s.columns, s.quoting, s.encoding, s.seed, s.split_count]
     name = sources.source_name(s) if s.source_secret else s.source

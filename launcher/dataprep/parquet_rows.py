@@ -1,7 +1,8 @@
-"""Parquet and Arrow files as sources of the data Job, and their rows in shards (`data.format: parquet`).
+"""Read Parquet and Arrow files as sources of the data Job, and write and read their rows in shards.
 
-A shard's file is a series of Arrow streams, each with its schema, one record batch and an end. So parts of a shard are
-joined by appending their bytes, as lines are, and types stay as they are in the source.
+This is for `data.format: parquet`. A shard's file is a series of Arrow streams, each with its schema, one record batch
+and an end marker. So the parts of a shard are joined like text, by appending their bytes. Values keep the types that
+they have in the source.
 """
 
 from __future__ import annotations
@@ -33,18 +34,22 @@ except ImportError as missing:
 
 BATCH_ROWS = 1 << 16
 BATCH_BYTES = 32 << 20
-"""Limits of the rows that are in memory at once; a row group is read in several batches."""
+"""Largest number and largest size of the rows that are in memory at once. A row group is read in several batches."""
 DICT_ROWS = 4096
-"""Rows whose values are Python objects at the same time: these need many times the memory of the record batch."""
+"""Largest number of rows whose values are Python objects at the same time: Python objects need many times the memory of
+a record batch."""
 _PARQUET, _ARROW_FILE, _ARROW_STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
 
 
 class ParquetReader:
-    """Reads Parquet and Arrow files with the same columns into record batches of these columns."""
+    """Reads rows of Parquet and Arrow files, all with the same columns, as record batches."""
 
     def __init__(self, columns: Sequence[str | int]) -> None:
-        """Prepare for files of which `columns` are read, names or indexes from 0; empty: all."""
+        """Prepare to read files.
+
+        `columns` are the names or indexes (from 0) of the columns to read; empty means all columns.
+        """
         self._columns = columns
         self.names: list[str] = []
         """Name and type of each column of the first file."""
@@ -54,14 +59,20 @@ class ParquetReader:
     def batches(
         self, path: Path, name: str, begin: int = 0, end: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the row groups that start at the bytes `begin` to `end` (excluded) of a file.
+        """Yield the rows of those row groups of a file that start at the bytes `begin` to `end` (excluded).
 
-        The places of an Arrow file's record batches are not known. So the range that begins at byte 0 yields all its
-        rows, and other ranges yield none.
+        It is unknown where the record batches of an Arrow file start. So the range from byte 0 on yields all rows of an
+        Arrow file, and other ranges yield none.
+
+        Args:
+            path: the file.
+            name: name of the file in messages.
+            begin: first byte of the range.
+            end: the byte after the range; None: the end of the file.
 
         Raises:
-            DataError: the file is damaged, neither Parquet nor Arrow, or has other columns; the
-                message has the file and the row group.
+            DataError: the file is damaged, is neither Parquet nor Arrow, or has other columns than the file before it.
+                The message has the file and the row group.
         """
         try:
             with storage_errors(path), path.open("rb") as file:
@@ -120,7 +131,10 @@ class ParquetReader:
                 raise pa.ArrowInvalid(f"in row group {number}: {error}") from error
 
     def _checked(self, rows: pa.RecordBatch, name: str) -> pa.RecordBatch:
-        """Return the chosen columns, without dictionaries; check that they are those of the first file."""
+        """Return the chosen columns of `rows`, without dictionaries and views.
+
+        Raise `DataError` if names or types differ from those of the first file.
+        """
         names = self._chosen or self._choose(rows.schema.names, name)
         arrays = [one.cast(_plain_type(one.type)) for one in map(rows.column, names)]
         found = [f"{column} ({one.type})" for column, one in zip(names, arrays, strict=True)]
@@ -150,9 +164,10 @@ class ParquetReader:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of a column after its dictionaries and views, which polars writes, have become usual arrays.
+    """Return the plain type to which a column of the type `kind` is converted.
 
-    pyarrow cannot choose rows of views.
+    A dictionary becomes an array of its values, and a view becomes a usual array: pyarrow cannot choose rows of views,
+    which polars writes. Other types stay the same.
     """
     if pa.types.is_dictionary(kind):
         return _plain_type(kind.value_type)
@@ -163,7 +178,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def encode_rows(rows: pa.RecordBatch) -> bytes:
-    """Return rows as they are in a shard: one Arrow stream; empty without rows."""
+    """Return rows as the bytes of one Arrow stream, as shards have them; no bytes if there are no rows."""
     if not rows.num_rows:
         return b""
     sink = pa.BufferOutputStream()
@@ -173,7 +188,9 @@ def encode_rows(rows: pa.RecordBatch) -> bytes:
 
 
 def read_shard(path: Path, begin: int = 0, end: int | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the record batches of a shard's file whose streams start at the bytes `begin` to `end` (excluded).
+    """Yield the record batches whose Arrow streams start at the bytes `begin` to `end` (excluded) of a shard's file.
+
+    `end` None means the end of the file.
 
     Raises:
         DataError: the file is damaged.
@@ -197,14 +214,14 @@ def read_shard(path: Path, begin: int = 0, end: int | None = None) -> Iterator[p
 
 
 def estimate_rows(shard: Path) -> int:
-    """Return about how many rows a shard's file has, from its first record batch."""
+    """Return an estimate of the number of rows of a shard's file, from the size of its first record batch."""
     with pa.memory_map(str(shard)) as file:
         first: int = sum(batch.num_rows for batch in pa.ipc.open_stream(file))
         return -(-int(file.size()) * max(1, first) // int(file.tell()))
 
 
 def regroup(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the same rows in record batches of `rows` rows, the last one with fewer."""
+    """Yield the same rows in record batches of `rows` rows each; the last batch may have fewer."""
     waiting, count = list[pa.RecordBatch](), 0
     for batch in batches:
         left = batch
@@ -230,7 +247,7 @@ def row_dicts(rows: pa.RecordBatch) -> Iterator[dict[str, Any]]:
 
 def _values(column: pa.Array) -> list[Any]:
     kind = column.type
-    # Python's times have microseconds; pyarrow rejects nanoseconds that are no whole microseconds.
+    # Python's times have microseconds. Without this, pyarrow rejects times with a fraction of a microsecond.
     if pa.types.is_timestamp(kind) and kind.unit == "ns":
         column = column.cast(pa.timestamp("us", kind.tz), safe=False)
     elif pa.types.is_duration(kind) and kind.unit == "ns":
@@ -246,12 +263,12 @@ def _has_large_numbers(column: pa.Array) -> bool:
 
 
 def column_arrays(rows: pa.RecordBatch) -> dict[str, Any]:
-    """Return each column by its name: a numpy array [rows] of numbers or truth values, anything else as a list.
+    """Return the columns by name: numbers and truth values as a numpy array [rows], other values as a list.
 
     A missing value is NaN in an array, and an empty text in a list.
 
     Raises:
-        DataError: a column of whole numbers cannot have NaN, because its numbers are too large.
+        DataError: a column of integers has missing values, and numbers that are too large to be exact next to NaN.
     """
     found = {}
     for name, values in zip(rows.schema.names, rows.columns, strict=True):
@@ -269,7 +286,7 @@ def column_arrays(rows: pa.RecordBatch) -> dict[str, Any]:
 
 
 def write_parquet(batches: Iterable[pa.RecordBatch], target: Path) -> int:
-    """Write record batches to a Parquet file, which has no columns if there are none; return the number of rows."""
+    """Write record batches to the Parquet file `target`; return the number of rows. Without batches, write no file."""
     writer, count = None, 0
     with storage_errors(target):
         for batch in batches:
@@ -282,27 +299,30 @@ def write_parquet(batches: Iterable[pa.RecordBatch], target: Path) -> int:
 
 
 class ParquetSplitter(LineSplitter):
-    """Splits record batches as its parent splits lines: the same rows go to the same shards."""
+    """Splits record batches in the same way as `LineSplitter` splits lines: row n goes to the same shard as line n."""
 
     def rows(self, block: Any) -> pa.RecordBatch:
-        """Return the rows of a block, which are the block."""
+        """Return the rows of a block; here a block is a record batch, so this is the block itself."""
         return block
 
     def select(self, rows: Any, chosen: npt.NDArray[Any]) -> pa.RecordBatch:
-        """Return the rows at the indexes `chosen`, int64 [rows]."""
+        """Return the rows at the indexes `chosen`, an integer array."""
         return rows.take(pa.array(chosen.astype(np.int64)))
 
     def piece(self, rows: Any) -> bytes:
-        """Return rows as bytes of a shard."""
+        """Return rows as the bytes that a shard has for them."""
         return encode_rows(rows)
 
     def read_back(self, path: Path) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a file of pieces, in several parts."""
+        """Yield the rows of a file that consists of results of `piece`, several rows at a time."""
         return read_shard(path)
 
 
 def convert(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the rows of staged shards to Parquet files, in a helper process: {shard's file: Parquet file}."""
+    """Write the rows of staged shards to Parquet files, and remove the staged files; runs in a helper process.
+
+    `request` is {path of a shard's file: path of the Parquet file}.
+    """
     for shard, target in request.items():
         rows = write_parquet(read_shard(Path(shard)), Path(target))
         log.info("wrote %d rows to %s", rows, target)

@@ -11,7 +11,8 @@ from launcher.log import log
 
 LOG_SECONDS = 5.0
 SLOWEST_RATE = 5e6
-"""Bytes per second of one pod; a slower preparation has a problem, whatever the source and the storage."""
+"""Lowest speed that is expected of one pod, in bytes per second, with any source and storage. The deadline follows from
+this speed."""
 LEAST_SECONDS = 3600.0
 UNKNOWN_SIZE_SECONDS = 86400.0  # the deadline for a source that does not report its size
 
@@ -26,12 +27,12 @@ class DataProgress:
     read: int = 0
     """Bytes of the current part that were read."""
     total: int | None = None
-    """Bytes of the current part, when they are known."""
+    """Size of the current part in bytes; None when it is unknown."""
     lines: int = 0
     unit: str = "lines"
     """What `lines` counts, for the log."""
     touch: Callable[[], None] = lambda: None
-    """Called with each log line: training pods wait as long as data Jobs touch a file."""
+    """Called with each log line. It touches a file that shows waiting training pods that this data Job still works."""
     started: float = field(init=False)
     part_started: float = field(init=False)
     _log_at: float = field(init=False)
@@ -41,7 +42,10 @@ class DataProgress:
         self._log_at = self.started + LOG_SECONDS
 
     def set_deadline(self, size: int | None, pods: int) -> None:
-        """Set the deadline for `pods` pods that read `size` bytes (None: unknown), unless the settings have one."""
+        """Set the deadline for `pods` pods that together read `size` bytes (None: unknown).
+
+        A deadline in the settings (data.deadlineSeconds) stays as it is.
+        """
         if self.deadline_seconds is None:
             self.deadline_seconds = (
                 UNKNOWN_SIZE_SECONDS if size is None else LEAST_SECONDS + size / (SLOWEST_RATE * pods)
