@@ -1,12 +1,12 @@
 """Run a pserver, or train as one trainer of the pservers, with PaddlePaddle 2.6.2's library fleet.
 
-`FleetTrainer` joins, trains, predicts and leaves. Paddle's training modes are incomplete when a program is run one
-batch (step) at a time; it adds what is missing:
+`FleetTrainer` joins, trains, predicts and leaves. Paddle's training modes are incomplete if a program is run one
+batch (step) at a time. `FleetTrainer` adds what is missing:
 
-- async: operators of the program push the gradients to the servers, but nothing pulls the dense parameters
-  (all except embedding tables) from them again.
-- sync: the program's operator send_barrier dereferences a communicator that does not exist in this mode. It is
-  removed, and each step waits for all trainers and for the servers' barrier table.
+- async: operators of Paddle's program push the gradients to the servers, but no operator pulls the dense parameters
+  (all parameters except embedding tables) from the servers. `FleetTrainer` pulls them.
+- sync: the operator send_barrier of Paddle's program dereferences a communicator that does not exist in this mode.
+  `FleetTrainer` removes this operator. After each step it waits for all trainers, and for the servers' barrier table.
 """
 
 from __future__ import annotations
@@ -45,46 +45,51 @@ from launcher.trainer.server_memory import LayoutError, ServerMemory
 from launcher.trainer.server_tables import ServerLayout
 
 Step = Callable[[Arrays, Any, Any], float]
-"""Trains one batch with an executor and a scope, and returns the loss."""
+"""Takes a batch, Paddle's executor and Paddle's scope. Trains the batch, and returns its mean loss."""
 OnBatch = Callable[[Arrays, float], None]
-"""Called with each batch and its loss, in the order in which batches end, never by two threads at once."""
+"""Takes a trained batch and its mean loss. It is called in the order in which batches end, and never by two threads at
+once."""
 
 
 class TrainerThreads:
-    """Trains batches of one trainer in a pool of threads (`trainerCount`), which run until its process exits.
+    """Trains batches of one trainer in a pool of threads. The threads run until the trainer's process exits.
 
-    Each thread trains one batch at a time. What T threads mean for the order of updates:
+    Each thread trains one batch at a time. The number of threads T (`trainerCount`) determines the order of updates:
 
-    - async: a thread pushes its gradients when its batch ends. So a batch is computed without the gradients of up
-      to T - 1 other batches of its trainer, and without the newest gradients of others. The dense parameters are
-      pulled once for every T batches, while the next batches are computed.
-    - sync: a step is T batches of each trainer at once. The servers apply the mean of all trainers' T gradients
-      to the dense parameters, and all gradients of table rows, before any thread starts its next batch.
+    - async: a thread pushes its gradients when its batch ends. So a batch is computed without the gradients of up to
+      T - 1 other batches of its own trainer, and without the newest gradients of other trainers. The dense parameters
+      are pulled once for every T batches, while the next batches are computed.
+    - sync: in a step each trainer trains T batches at once. The servers apply the mean of the T gradients of all
+      trainers to the dense parameters, and all gradients of table rows to the tables. Only then does a thread start its
+      next batch.
     """
 
     def __init__(self, threads: int, scope: Any, step: Step, apply: Callable[[], None]) -> None:
         """Start the threads, which share the parameters in Paddle's scope `scope`.
 
         Args:
+            threads: number of threads.
+            scope: Paddle's scope with the parameters.
             step: `step(batch, executor, scope)` trains one batch and returns its mean loss.
-            apply: fetches the updates of other trainers; takes no arguments; never called by two threads at once.
+            apply: called without arguments after every `threads` batches, to get the updates of other trainers. It is
+                never called by two threads at once.
         """
         self._step, self._apply = step, apply
         self._executors = [self._new_executor(scope) for _ in range(threads)]
-        self._pool = ThreadPoolExecutor(threads + 1, "trainer")  # one more calls `apply`
+        self._pool = ThreadPoolExecutor(threads + 1, "trainer")  # the additional thread calls `apply`
 
     @staticmethod
     def _new_executor(scope: Any) -> tuple[Any, Any]:
-        """Return an executor and a scope for one thread; parameters are shared through the parent scope."""
+        """Return an executor and a scope for one thread. Its scope is a child of `scope`, which has the parameters."""
         own = scope.new_scope()
         for name in ("feed", "fetch"):
             own.var(name)
         return paddle.static.Executor(paddle.CPUPlace()), own
 
     def train(self, batches: Iterator[Arrays], count: int, on_batch: OnBatch) -> None:
-        """Train the next `count` batches in all threads, which do not wait for each other.
+        """Train the next `count` batches in all threads. The threads do not wait for each other.
 
-        After a failure no further batch is started, and the first exception is raised.
+        After a failure no thread starts a further batch, and this method raises an exception of a thread.
         """
         work = _BatchQueue(batches, count, on_batch)
         for thread in [self._pool.submit(self._train_thread, executor, work) for executor in self._executors]:
@@ -92,9 +97,9 @@ class TrainerThreads:
         work.applied.result()
 
     def train_in_steps(self, batches: Iterator[Arrays], count: int, on_batch: OnBatch) -> None:
-        """In mode sync, train the next `count` batches, one per thread at a time.
+        """Train the next `count` batches in steps, for mode sync. In a step each thread trains one batch.
 
-        The servers apply the gradients of all threads' batches before the next batches start.
+        The next step starts after the servers have applied the gradients of all batches of this step.
         """
         work = _BatchQueue(batches, count, on_batch)
         next_ = work.take_up_to(len(self._executors))
@@ -103,13 +108,16 @@ class TrainerThreads:
             steps = [self._pool.submit(self._step, batch, *executor) for batch, executor in pairs]
             losses = [step.result() for step in steps]
             applied = self._pool.submit(self._apply)
-            next_ = work.take_up_to(len(self._executors))  # reads batches meanwhile
+            next_ = work.take_up_to(len(self._executors))  # while `apply` runs, read the next batches
             applied.result()
             for batch, loss in zip(taken, losses, strict=True):
                 work.report(batch, loss)
 
     def _train_thread(self, executor: tuple[Any, Any], work: _BatchQueue) -> None:
-        """Train batches of `work` in one thread; pull other trainers' updates while the next batches run."""
+        """Train batches of `work` in one thread until none is left.
+
+        After every T batches of all T threads, start `apply`. It runs while the next batches are trained.
+        """
         try:
             while (batch := work.take()) is not None:
                 loss = self._step(batch, *executor)
@@ -130,11 +138,11 @@ class _BatchQueue:
         self._lock = threading.Lock()
         self.apply_lock = threading.Lock()
         self.applied: Future[None] = Future()
-        """The newest call of `apply`; the next one starts after it."""
+        """The newest call of `apply`; the next call starts when this one has ended."""
         self.applied.set_result(None)
 
     def take(self) -> Arrays | None:
-        """Return the next batch; None after `count` batches or after `stop`."""
+        """Return the next batch; None after `count` batches, or after `stop` was called."""
         with self._lock:
             if self._left <= 0:
                 return None
@@ -142,11 +150,11 @@ class _BatchQueue:
             return next(self._batches)
 
     def take_up_to(self, most: int) -> list[Arrays]:
-        """Return the next `most` batches, or as many as are left."""
+        """Return the next `most` batches; fewer at the end, and an empty list when no batch is left."""
         return [batch for _ in range(most) if (batch := self.take()) is not None]
 
     def report(self, batch: Arrays, loss: float) -> int:
-        """Call `on_batch` for a trained batch, and return how many batches were reported so far."""
+        """Call `on_batch` for a trained batch and its mean loss. Return how many batches were reported so far."""
         with self._lock:
             self._on_batch(batch, loss)
             self._ended += 1
@@ -158,10 +166,10 @@ class _BatchQueue:
 
 
 def await_ports(addresses: list[tuple[str, int]], what: str) -> None:
-    """Wait until all addresses (host, port) accept connections.
+    """Wait until all addresses (host, port) accept connections. `what` describes them in the error.
 
     Raises:
-        DeadlineError: some addresses do not accept after CONNECT_SECONDS; the message lists them.
+        DeadlineError: some addresses do not accept connections after CONNECT_SECONDS; the message lists them.
     """
     deadline = time.monotonic() + CONNECT_SECONDS
     waiting = addresses
@@ -192,9 +200,13 @@ def _build_graph(
 
 
 def run_pserver(settings: ProcessSettings, program: TrainingProgram) -> None:
-    """Hold this pserver's share of the parameters, and answer the trainers until trainer 0 stops all servers."""
+    """Run as pserver: hold a share of the parameters, and serve the trainers until trainer 0 stops all servers.
+
+    Raises:
+        SettingsError: the layout of Paddle's memory is not the expected one, or the program cannot be trained.
+    """
     path = socket_path(settings.work_dir, settings.server)
-    path.unlink(missing_ok=True)  # an earlier attempt's
+    path.unlink(missing_ok=True)  # the socket of an earlier attempt
     layout = ServerLayout.read(settings)
     _, network = _build_graph(settings, program, layout)
     with paddle.static.program_guard(network.main, network.startup):
@@ -222,22 +234,23 @@ PUSHING = ("distributed_push_sparse", "send", "send_barrier")
 
 
 class FleetTrainer:
-    """One trainer: its network and dense parameters, with the other trainers and the servers as its parts."""
+    """Trains as one trainer of a job. It has the network, the dense parameters, and the connections to the servers."""
 
     servers: ServerConnection
-    """The servers; `join` sets it."""
+    """The connection to all servers of the job, which `join` creates."""
     own_servers: OwnServers
-    """This pod's servers, to save and load tables. `join` sets it."""
+    """The connections to the servers in this pod, to save and load tables. `join` creates them."""
 
     def __init__(self, settings: ProcessSettings, program: TrainingProgram) -> None:
         self.clock = StepClock(processor_seconds)
-        """It runs during `train`. A wait for pservers, which may be those of a slow node, does not count."""
+        """Measures this trainer's own time per step during `train`. It measures processor time, so waiting for pservers
+        does not count: they may run on a slow node."""
         self.settings, self.layout = settings, ServerLayout.read(settings)
         self._role, self.network = _build_graph(settings, program, self.layout)
         self.trainers = Trainers(self._role, settings.rank, settings.trainers)
         self.scope = paddle.static.global_scope()
-        # Run a step's operators one after another, as `train_from_dataset` does. By default four threads of
-        # each executor share them, for 5 to 7 % more CPU. `trainerCount` is the way to more threads.
+        # Run the operators of a step one after another, as `train_from_dataset` does. By default each executor runs
+        # them in four threads, which takes 5 to 7 % more CPU. `trainerCount` is the setting for more threads.
         paddle.set_flags({"FLAGS_new_executor_serial_run": True})
         self.exe = paddle.static.Executor(paddle.CPUPlace())
         self.exe.run(self.network.startup)
@@ -247,15 +260,15 @@ class FleetTrainer:
         keep_gradients(self.network.main)
 
     def start_threads(self, count: int) -> None:
-        """Start the threads in which `train` trains."""
+        """Start `count` threads in which `train` trains batches."""
         apply = self._apply_step if self.settings.mode == "sync" else self.servers.pull_dense
         self.threads = TrainerThreads(count, self.scope, self._step, apply)
 
     def join(self) -> None:
         """Connect to the servers, wait until all trainers have done so, and start the threads of `train`.
 
-        Afterwards the servers and all trainers have trainer 0's parameters, except the parameters that are never
-        trained: these are compared between the ranks.
+        Afterwards the servers and all trainers have trainer 0's dense parameters. Each trainer keeps its own values of
+        the parameters that are never trained. This method only checks that they are equal on all ranks.
 
         Raises:
             DeadlineError: some pservers do not listen after CONNECT_SECONDS.
@@ -280,7 +293,7 @@ class FleetTrainer:
                 )
 
     def train(self, batches: Iterator[Arrays], count: int, on_batch: OnBatch) -> None:
-        """Train the next `count` batches, and call `on_batch` with each batch and its mean loss."""
+        """Train the next `count` batches of `batches`. Call `on_batch` with each batch and its mean loss."""
         in_steps = self.settings.mode == "sync"
         train = self.threads.train_in_steps if in_steps else self.threads.train
         self.clock.resume()
@@ -293,22 +306,22 @@ class FleetTrainer:
         return float(np.asarray(loss).reshape(-1)[0])
 
     def _apply_step(self) -> None:
-        """End a step of mode sync: wait until the servers have applied the gradients of all trainers.
+        """End a step of mode sync: wait until the servers have applied all gradients, then pull the dense parameters.
 
-        Then pull the dense parameters.
+        All trainers call this together.
         """
-        self.servers.flush()  # otherwise a gradient may count for the next step
+        self.servers.flush()  # otherwise a gradient may arrive only in the next step
         self.trainers.barrier()
         self.servers.barrier()
         self.servers.pull_dense()
 
     def settle(self, barrier: Callable[[], None] | None = None) -> None:
-        """Wait until the updates of all trainers have arrived at the servers, and pull the dense parameters.
+        """Wait until the updates of all trainers have arrived at the servers, then pull the dense parameters.
 
-        Moving statistics of batch_norm become the mean of all trainers'.
+        All trainers call this together. Afterwards the moving statistics of batch_norm are the mean over all trainers.
 
-        All trainers call this. `barrier` is called instead of `Trainers.barrier` to wait for them; it takes no
-        arguments.
+        Args:
+            barrier: waits for the other trainers, takes no arguments; None for `Trainers.barrier`.
         """
         self.servers.flush()
         (barrier or self.trainers.barrier)()
@@ -319,9 +332,9 @@ class FleetTrainer:
             self.set_parameters({name: mean.astype(value.dtype)})
 
     def predict(self, arrays: Arrays) -> NDArray[np.float32]:
-        """Return the network's prediction of some rows, shape [rows, …].
+        """Return the network's prediction for some rows, shape [rows, …].
 
-        The dense parameters are this trainer's; the tables are the servers'.
+        The network uses this trainer's dense parameters, and looks up vectors in the servers' tables.
         """
         feed = {name: arrays[name] for name in self.feeds}
         [found] = self.exe.run(self._test, feed=feed, fetch_list=[self.network.prediction.name])
@@ -332,11 +345,11 @@ class FleetTrainer:
         return {name: np.array(self.scope.find_var(name).get_tensor()) for name in self.network.dense()}
 
     def set_parameters(self, values: Mapping[str, NDArray[Any]]) -> None:
-        """Set parameters in this trainer's memory; `values` has the array of each by name."""
+        """Set dense parameters in this trainer's memory. `values` has the new value of each parameter by name."""
         for name, value in values.items():
             self.scope.find_var(name).get_tensor().set(value, paddle.CPUPlace())
 
     def leave(self) -> None:
-        """Wait until all trainers have called this, then disconnect from the servers. Trainer 0 also stops them."""
+        """Wait until all trainers have called this, then disconnect from the servers. Trainer 0 also stops them all."""
         self.trainers.barrier()
         self.servers.leave(stop=self.settings.rank == 0)

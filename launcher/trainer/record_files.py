@@ -1,10 +1,11 @@
-"""Parse rows to records of a fixed size, write them to files, and read these memory-mapped, in shuffled batches.
+"""Parse rows to records of a fixed size, write the records to files, and read them in shuffled batches.
 
 <work dir>/records/<train|test>/
-├── 00000-0.rec, 00001-0.rec, …    at most FILE_ROWS records each; a record holds all inputs of one row
-└── index.json                     written last: what the records were made of, and each file's rows and CRC32
+├── 00000-0.rec, 00001-0.rec, …    at most FILE_ROWS records each; a record has all inputs of one row
+└── index.json                     a digest of the records' sources, and each file's rows and CRC32; written last
 
-The memory that iterating takes depends on WINDOW_FILES and the batch size, not on the number of rows.
+The files are memory-mapped. The memory that reading takes depends on WINDOW_FILES and on the batch size, but not on the
+number of rows.
 """
 
 from __future__ import annotations
@@ -33,13 +34,16 @@ from launcher.serving.paddle_served.model import map_or_read
 from launcher.trainer.program_loader import TrainingProgram, with_fix
 
 Arrays = dict[str, NDArray[Any]]
-"""Some rows: input's name → array of shape [rows, length or width]."""
-SHOWN_CHARACTERS = 120  # of a row in a message
+"""The inputs of some rows: name of an input → array of shape [rows, length or width]."""
+SHOWN_CHARACTERS = 120  # longest part of a row in a message
 ROW_FIX = "correct the row, or parse()"
 
 
 def record_dtype(inputs: Mapping[str, Ids | Real]) -> np.dtype[Any]:
-    """Return the numpy type of a record: a field int64 [length] for each `Ids`, float32 [width] for each `Real`."""
+    """Return the numpy type of a record. It has one field for each input: int64 [length] or float32 [width].
+
+    An input `Ids` has the first kind of field, an input `Real` the second.
+    """
     return np.dtype(
         [
             (name, "<i8", (kind.length,)) if isinstance(kind, Ids) else (name, "<f4", (kind.width,))
@@ -49,12 +53,18 @@ def record_dtype(inputs: Mapping[str, Ids | Real]) -> np.dtype[Any]:
 
 
 def split_inputs(records: NDArray[Any]) -> Arrays:
-    """Return one contiguous array per input, copied from the records."""
+    """Return one contiguous array for each input, with the values of all records. The values are copied."""
     return {name: np.ascontiguousarray(records[name]) for name in records.dtype.names or ()}
 
 
 def no_usable_rows(name: str, program: TrainingProgram, skipped: int) -> DataError:
-    """Return the error for a file that is empty or of which parse() skipped all rows."""
+    """Return the error for a file without usable rows. The file is empty (`skipped` is 0), or parse() skipped all rows.
+
+    Args:
+        name: name of the file.
+        program: the training program.
+        skipped: number of rows that parse() skipped.
+    """
     if not skipped:
         return DataError(f"{name} has no rows. Fix: check the data.")
     return DataError(
@@ -64,18 +74,24 @@ def no_usable_rows(name: str, program: TrainingProgram, skipped: int) -> DataErr
 
 
 Row = str | Mapping[str, Any]
-"""A line, or the values of a row of a Parquet file by its columns."""
+"""A row of the data: a line of text, or {column: value} for a row of a Parquet file."""
 
 
 def choose_columns(
     given: Mapping[str, Any], program: TrainingProgram, places: RowPlaces
 ) -> Mapping[str, Any]:
-    """Return {column of the program: its entry in `given`}.
+    """Return the entries of `given` by the names of the program's columns.
 
-    Columns are found by their names. If a name is missing, they are found by position, provided that the file has as
-    many columns as the program.
+    The program's columns are looked up in `given` by name. If a name is missing and both have the same number of
+    columns, all columns are matched by position instead.
 
-    `given` has a value or an array for each column of a file. Raises `DataError` if it lacks columns.
+    Args:
+        given: column of the file → a value or an array.
+        program: the training program.
+        places: the file, for messages.
+
+    Raises:
+        DataError: a name is missing, and the numbers of columns differ.
     """
     columns = program.columns
     try:
@@ -91,7 +107,17 @@ def choose_columns(
 
 
 def read_row(line: Row, program: TrainingProgram, places: RowPlaces, number: int) -> Mapping[str, Any]:
-    """Return {column of the program: text or value} of a row. Raises `DataError` if it has other columns."""
+    """Split a row into the program's columns. Return {column: text}, or {column: value} for a program with TYPED.
+
+    Args:
+        line: the row.
+        program: the training program.
+        places: the file, for messages.
+        number: number of the row, from 1, for messages.
+
+    Raises:
+        DataError: the row does not have the program's columns, or its values cannot be converted to texts.
+    """
     columns, typed = program.columns, getattr(program.module, "TYPED", False)
     if not isinstance(line, str):
         row = choose_columns(line, program, places)
@@ -120,7 +146,11 @@ def read_row(line: Row, program: TrainingProgram, places: RowPlaces, number: int
 
 
 def _as_text(value: Any, column: str, places: RowPlaces) -> str:
-    """Return a value as a csv file has it; `column` and `places` are for the message."""
+    """Return the text that a csv file has for a value. `column` and `places` are for messages.
+
+    Raises:
+        DataError: the value is a list, a dict or bytes.
+    """
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -136,10 +166,16 @@ def _as_text(value: Any, column: str, places: RowPlaces) -> str:
 def parse_records(
     lines: Iterable[Row], program: TrainingProgram, places: RowPlaces, first: int = 1
 ) -> tuple[NDArray[Any], int]:
-    """Parse rows to records; `first` is the row number of the first one, from 1, in the file of `places`.
+    """Parse rows to records with the program's parse().
+
+    Args:
+        lines: the rows.
+        program: the training program.
+        places: the file, for messages.
+        first: number of the first row in this file, from 1.
 
     Returns:
-        The records, shape [rows] of `record_dtype`, and the number of rows that the program skipped.
+        The records, an array [rows] of the type `record_dtype`, and the number of rows that the program skipped.
 
     Raises:
         DataError: a row cannot be parsed, or parse() returned an invalid value; the message has file, row and column.
@@ -147,7 +183,7 @@ def parse_records(
     """
     module, job = program.module, program.job
     inputs = {key: served_model.new_column(kind) for key, kind in program.inputs.items()}
-    numbers, texts = array("Q"), []  # row number and beginning of the text of each record
+    numbers, texts = array("Q"), []  # the number of each record's row, the beginning of its text
     skipped = 0
     for number, line in enumerate(lines, first):
         row = read_row(line, program, places, number)
@@ -173,7 +209,7 @@ def parse_records(
             text = f"{places.describe(number)}: {text}. The row: {_quote(line)}"
             raise DataError(with_fix(text, ROW_FIX)) from error
         numbers.append(number)
-        # Not the values of a typed row: those of all rows would need much memory.
+        # The values of a typed row are not kept for messages: they would need much memory.
         texts.append(line[: SHOWN_CHARACTERS + 1] if isinstance(line, str) else "")
     found = np.zeros(len(numbers), record_dtype(program.inputs))
     for key, column in inputs.items():
@@ -190,9 +226,16 @@ def parse_records(
 def parse_columns(
     columns: Mapping[str, Any], rows: int, program: TrainingProgram, places: RowPlaces, first: int = 1
 ) -> tuple[NDArray[Any], int]:
-    """Convert columns of `rows` rows to records with the program's parse_columns(), which may leave out rows.
+    """Convert rows to records with the program's parse_columns(), which may skip rows.
 
-    Returns and raises as `parse_records`; messages name the rows that were given together.
+    Returns and raises the same as `parse_records`, but a message has the range of these rows instead of one row.
+
+    Args:
+        columns: column of the file → the values of all rows.
+        rows: number of rows.
+        program: the training program.
+        places: the file, for messages.
+        first: number of the first row in this file, from 1.
     """
     where, fix = (
         f"rows {first} to {first + rows - 1} of {places.name}",
@@ -231,7 +274,13 @@ def parse_columns(
 
 
 def _fill_array(target: NDArray[Any], values: NDArray[Any], kind: Ids | Real) -> str:
-    """Copy numbers [rows, width] to the field of the records; return why they are invalid, or an empty text."""
+    """Copy an input's numbers to its field of the records. Return why the numbers are invalid, or an empty text.
+
+    Args:
+        target: the field of the records, shape [rows, length or width of the input].
+        values: the numbers, shape [rows, any width].
+        kind: the input.
+    """
     width = values.shape[1]
     if isinstance(kind, Real):
         with np.errstate(over="ignore"):
@@ -250,7 +299,10 @@ def _fill_array(target: NDArray[Any], values: NDArray[Any], kind: Ids | Real) ->
 def parse_chunks(
     lines: Iterator[Row], program: TrainingProgram, places: RowPlaces
 ) -> Iterator[tuple[NDArray[Any], int]]:
-    """Yield what `parse_records` returns for blocks of lines; a block has as many lines as a record file holds rows."""
+    """Parse rows in chunks. For each chunk, yield its records and the number of rows that the program skipped.
+
+    A chunk has as many rows as a record file can have.
+    """
     rows, read = rows_per_file(record_dtype(program.inputs)), 0
     while True:
         found, skipped = parse_records(itertools.islice(lines, rows), program, places, read + 1)
@@ -271,18 +323,20 @@ def _quote(line: Row) -> str:
 
 
 Bytes = NDArray[np.uint8]
-"""Records as they are in a file, shape [rows, bytes per record]."""
+"""The bytes of some records as a file has them, shape [rows, bytes of a record]."""
 VERSION = 3
 INDEX = "index.json"
 FILE_ROWS = 100_000
 FILE_BYTES = 32 << 20
-"""Limit of a file's size, for wide records: the parsing process holds a file in memory."""
+"""Limit of a file's size in bytes. It matters for wide records, because the process that parses the rows of a file has
+all of them in memory."""
 WINDOW_FILES = 4
-"""Files that are shuffled together. A file holds consecutive rows of the source, which may be similar."""
+"""Number of files whose rows are shuffled together. More than one, because a file has consecutive rows of the source,
+which may be similar."""
 
 
 def rows_per_file(record: np.dtype[Any]) -> int:
-    """Return the maximum number of records of this type in a file."""
+    """Return the largest number of records of the type `record` in a file."""
     return max(1, min(FILE_ROWS, FILE_BYTES // max(1, record.itemsize)))
 
 
@@ -296,24 +350,30 @@ class RecordFile:
 
 
 class Records:
-    """Reads the parsed rows of one text file from its record files, which are memory-mapped."""
+    """Reads the parsed rows of one text file from their record files, which are memory-mapped."""
 
     def __init__(
         self, folder: Path, dtype: np.dtype[Any], record_files: tuple[RecordFile, ...], skipped: int
     ) -> None:
         self._folder, self.dtype, self._files = folder, dtype, record_files
         self.rows = sum(file.rows for file in record_files)
-        """Number of records: the rows of the text without those that the program skipped."""
+        """Number of records. The rows that the program skipped have no record."""
         self.skipped = skipped
         """Number of rows of the text that the program skipped."""
         self._checked: set[str] = set()
 
     @classmethod
     def open(cls, folder: Path, dtype: np.dtype[Any], key: str) -> Records | None:
-        """Return the records in `folder` for reading; None if they must be made again.
+        """Open the records in `folder` for reading. Return None if the rows must be parsed again.
 
-        That is so if a file is missing or has another size, if index.json is missing, damaged or of another version, or
-        if `write_index` got another `key`. The records' checksums are verified when they are read.
+        This is the case if a record file is missing or has another size; if index.json is missing, damaged or of
+        another version; or if `write_index` was called with another `key`. The checksums of the record files are
+        verified later, when they are read.
+
+        Args:
+            folder: the folder of the record files.
+            dtype: the type of the records, see `record_dtype`.
+            key: digest of everything that the records depend on, see `write_index`.
         """
         try:
             index = files.read_json(folder / INDEX)
@@ -330,9 +390,9 @@ class Records:
         return cls(folder, dtype, found, int(index["skipped"]))
 
     def write_index(self, key: str) -> None:
-        """Write index.json, so that a later start can open the records.
+        """Write index.json, so that a later start of the process can open the records.
 
-        `key` is a digest of what the records were made of: text, program, options and side tables.
+        `key` is a digest of everything that the records depend on: text, program, options and side tables.
         """
         entries = [asdict(file) for file in self._files]
         index = {"version": VERSION, "key": key, "skipped": self.skipped, "files": entries}
@@ -341,25 +401,35 @@ class Records:
     def batches(self, steps: int, seed: tuple[int, ...], done: int = 0) -> Iterator[Arrays]:
         """Yield the rows of one pass in a shuffled order, as exactly `steps` batches.
 
-        The files come in a shuffled order, and rows are shuffled within each WINDOW_FILES of them. Every row
-        comes once, and the sizes of batches differ by at most one row. All ranks take the same number of
-        steps, because a synchronous step waits for all of them; a rank with fewer rows than steps repeats
-        rows. A thread reads the next batch while the caller uses the current batch; with a small network, reading took
-        7 % of a single thread's time. The first `done` batches, which are trained already, are left out.
+        The files are shuffled, and then the rows within each group of WINDOW_FILES files. A pass has every row once,
+        and the sizes of batches differ by at most one row. All ranks take the same number of steps, because a
+        synchronous step waits for all ranks. A rank with fewer rows than steps repeats rows.
+
+        A thread reads the next batch while the caller uses the current batch. With a small network, reading took 7 % of
+        a single thread's time.
+
+        Args:
+            steps: number of batches of the pass.
+            seed: seed of the order.
+            done: number of batches at the beginning that are skipped, because they are trained already.
 
         Yields:
-            Input's name → array [batch, length or width], a copy.
+            A batch: name of an input → array [rows, length or width], a copy.
 
         Raises:
-            UnfitError: a file is damaged; index.json was removed, so that the next start parses the rows again.
+            UnfitError: a file is damaged. In this case index.json was removed, so that the next start parses the rows
+                again.
         """
         return read_batches({0: self}, [(0, 0, self.rows)], steps, {0: seed}, done)
 
     def windows(self, seed: tuple[int, ...], first: int, end: int) -> Iterator[_Window]:
-        """Yield the window (WINDOW_FILES files, shuffled together) from which the caller takes rows.
+        """Yield windows from which the caller takes rows with `_Window.take`.
 
-        A window is yielded until it is empty, then the next one. The rows are those from `first` to `end` (exclusive)
-        of the order that `seed` determines.
+        A window has the rows of WINDOW_FILES files, shuffled together. This method yields the same window again and
+        again until the caller has taken all its rows. Then it yields the next window.
+
+        `seed` determines the order of all rows. The windows only have the rows from number `first` to number `end`
+        (exclusive) in this order.
         """
         order = [self._files[i] for i in np.random.default_rng(seed).permutation(len(self._files))]
         windows = [order[at : at + WINDOW_FILES] for at in range(0, len(order), WINDOW_FILES)]
@@ -377,7 +447,10 @@ class Records:
             del window  # unmaps its files before the next ones are mapped
 
     def blocks(self, rows: int, first: int = 0, last: int | None = None) -> Iterator[Arrays]:
-        """Yield rows `first` to `last` (exclusive) in the order of the text, at most `rows` at a time."""
+        """Yield the rows from number `first` to number `last` in the order of the text, at most `rows` rows at a time.
+
+        Row `last` itself is not included; None: all rows up to the end.
+        """
         at = 0
         for file in self._files:
             low, high = max(0, first - at), min(file.rows, (self.rows if last is None else last) - at)
@@ -388,16 +461,15 @@ class Records:
                     yield split_inputs(mapped[start : min(high, start + rows)].view(self.dtype)[:, 0])
 
     def read_input(self, name: str) -> NDArray[Any]:
-        """Return one input of all rows, in the order of the text: shape [rows, length or width], in memory."""
+        """Return the values of one input for all rows in the order of the text, shape [rows, length or width]."""
         return np.concatenate([self._map(file).view(self.dtype)[:, 0][name] for file in self._files])
 
     def _map(self, file: RecordFile) -> Bytes:
-        """Return a file's records, memory-mapped. The first use in this process verifies the checksum.
-
-        If the checksum is wrong, remove index.json, so that the next start parses the rows again.
+        """Return the records of a file, memory-mapped. The first call for a file in this process verifies its checksum.
 
         Raises:
-            UnfitError: the file is damaged.
+            UnfitError: the checksum is wrong. In this case index.json was removed, so that the next start parses the
+                rows again.
         """
         path = self._folder / file.name
         with files.storage_errors(path):
@@ -420,7 +492,12 @@ class Records:
 
 
 class _Window:
-    """Returns the rows of some record files piece by piece, in one shuffled order."""
+    """Holds the rows of some record files in one shuffled order, from which the caller takes some rows at a time.
+
+    Args:
+        mapped: the rows of each file.
+        order: numbers of the rows to take, in shuffled order; they count through all files.
+    """
 
     def __init__(self, mapped: list[Bytes], order: NDArray[np.int64]) -> None:
         self._mapped, self._order = mapped, order
@@ -429,13 +506,13 @@ class _Window:
 
     @property
     def empty(self) -> bool:
-        """Return whether all rows were taken."""
+        """Return whether the caller has taken all rows."""
         return self._at >= len(self._order)
 
     def take(self, rows: int) -> Bytes:
-        """Return the next `rows` rows (or the last fewer) of the shuffled order.
+        """Return the next `rows` rows of the shuffled order; fewer at the end.
 
-        Among themselves they are sorted by file and position: reading in that order is faster.
+        The returned rows are sorted by file and position, because reading them in this order is faster.
         """
         wanted = np.sort(self._order[self._at : self._at + rows])
         self._at += len(wanted)
@@ -445,7 +522,7 @@ class _Window:
             high = int(np.searchsorted(wanted, end))
             if low < high:
                 places = wanted[low:high] - (end - len(mapped))
-                np.take(mapped, places, axis=0, out=found[low:high], mode="clip")  # "raise" would copy twice
+                np.take(mapped, places, axis=0, out=found[low:high], mode="clip")  # mode "raise" copies twice
             low = high
         return found
 
@@ -453,11 +530,14 @@ class _Window:
 def read_batches(
     shards: Mapping[int, Records], part: Part, steps: int, seeds: Mapping[int, tuple[int, ...]], done: int
 ) -> Iterator[Arrays]:
-    """Yield the batches after the first `done` of a part's `steps` batches, as `Records.batches` describes.
+    """Yield the batches of a part in a shuffled order, as `Records.batches` describes.
 
     Args:
-        shards: the records of each shard of the part.
-        part: the rows, at least one: of each shard in the order that its seed in `seeds` determines.
+        shards: number of a shard → its records, for all shards of the part.
+        part: the rows of one trainer, at least one row (launcher/row_division.py).
+        steps: number of batches of the part.
+        seeds: number of a shard → the seed that determines the order of its rows.
+        done: number of batches at the beginning that are skipped, because they are trained already.
     """
     ahead = ThreadPoolExecutor(1, "read-ahead")
     try:
@@ -487,7 +567,10 @@ def _read_batches(
 
 
 def write_record_file(folder: Path, name: str, records: NDArray[Any]) -> RecordFile:
-    """Write records, [rows] of `record_dtype`, to `<folder>/<name>.rec`."""
+    """Write records, an array [rows] of the type `record_dtype`, to the file `<folder>/<name>.rec`.
+
+    Return a description of this file.
+    """
     path = folder / f"{name}.rec"
     raw = records.view(np.uint8).data
     with files.storage_errors(path):
@@ -499,11 +582,18 @@ def write_record_file(folder: Path, name: str, records: NDArray[Any]) -> RecordF
 def finish_records(
     program: TrainingProgram, folder: Path, written: list[RecordFile], name: str, skipped: int
 ) -> Records:
-    """Let the program's check_labels(), if it has one, check all labels; then return the written records.
+    """Return the written records. If the program has check_labels(), let this function check all labels before.
+
+    Args:
+        program: the training program.
+        folder: the folder of the record files.
+        written: the record files, in the order of the text.
+        name: name of the text file, for messages.
+        skipped: number of rows that the program skipped.
 
     Raises:
-        DataError: there are no records, or check_labels() rejected the labels.
-        SettingsError: check_labels() failed.
+        DataError: there are no records, or check_labels() rejected the labels with a ValueError.
+        SettingsError: check_labels() failed with another error.
     """
     if not written:
         raise no_usable_rows(name, program, skipped)

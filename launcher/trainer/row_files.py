@@ -1,15 +1,16 @@
-"""The binary file of one shard of an embedding table in a checkpoint: `tables/<table>/shard-<number>.rows`.
+"""Read and write the binary file of one shard of an embedding table: `tables/<table>/shard-<number>.rows`.
 
-All numbers are little-endian. The file has these parts, one directly after the other:
+A checkpoint has one such file for each shard of each table. All numbers in it are little-endian. The file has these
+parts, one directly after the other; `rows` and `columns` are fields of the header:
 
     64 bytes                      the header, `HEADER`
     rows[0] x uint64              the ids of the rows with a vector, ascending
     rows[1] x uint64              the ids of the rows without a vector (not admitted yet), ascending
     rows[0] x columns[0] float32  the values of the rows with a vector, in the order of their ids
-    rows[1] x columns[1] float32  the values of the rows without a vector
+    rows[1] x columns[1] float32  the values of the rows without a vector, in the order of their ids
 
-The values of a row are the numbers that the server holds, which `RowShape` (server_tables.py) describes. The row with
-id k is in the shard k modulo the number of shards.
+The values of a row are all numbers that the server has for this row; `RowShape` (server_tables.py) describes them. The
+row with id k is in the shard with the number k modulo the number of shards.
 """
 
 from __future__ import annotations
@@ -49,14 +50,20 @@ MAGIC, VERSION = b"PT-ROWS", 1
 
 
 def file_name(table: str, shard: int) -> str:
-    """Return the path in a checkpoint of the file of a table's shard; the table's name is percent-encoded."""
+    """Return the path, inside a checkpoint, of the file of a table's shard. The table's name is percent-encoded."""
     return f"tables/{quote(table, safe='')}/shard-{shard:05d}.rows"
 
 
 def list_files(
     folder: Path, contents: CheckpointContents, table: str, shards: Iterable[int]
 ) -> list[tuple[Path, str | None]]:
-    """Return path and sha256 of the files of some shards of a table in the checkpoint `folder`.
+    """Return the path and the sha256 of the file of each of these shards.
+
+    Args:
+        folder: the folder of the checkpoint.
+        contents: the checkpoint's contents.json.
+        table: name of the table.
+        shards: numbers of the shards.
 
     Raises:
         DataError: contents.json does not list one of the files.
@@ -73,11 +80,18 @@ def list_files(
 def write_shard(
     path: Path, shape: RowShape, shard: int, shards: int, groups: Sequence[tuple[Ids, Iterable[Values]]]
 ) -> CheckpointFile:
-    """Write the file of a shard, and sync it to disk. Return its size and sha256.
+    """Write the file of a shard, and sync it to disk. Return the size and the sha256 of the file.
 
     Args:
-        groups: two pairs (ascending ids, chunks of the values): one of the rows with a vector, then one of the rows
-            without a vector.
+        path: path of the file.
+        shape: shape of the table's rows.
+        shard: number of the shard.
+        shards: number of all shards of the table.
+        groups: first the rows with a vector, then the rows without a vector. Each group is a pair: the ids, ascending,
+            and chunks of the values in the same order.
+
+    Raises:
+        DataError: the number of written values differs from the number of ids.
     """
     rows = [len(ids) for ids, _ in groups]
     crc32 = _crc32(ids for ids, _ in groups)
@@ -111,7 +125,10 @@ def _size(rows: Sequence[int], shape: RowShape) -> int:
 
 
 def _read_header(file: IO[bytes], path: Path, shape: RowShape) -> tuple[Any, list[int]]:
-    """Read and check the header: return it and the numbers of rows, which fit the size of the file."""
+    """Read the header, and check that it fits `shape` and the size of the file.
+
+    Return the header, and two numbers: of rows with a vector, and of rows without a vector.
+    """
     content = file.read(HEADER.itemsize)
     if len(content) < HEADER.itemsize:
         raise DataError(f"{path} is truncated: it has {len(content)} bytes")
@@ -137,15 +154,18 @@ def _read_header(file: IO[bytes], path: Path, shape: RowShape) -> tuple[Any, lis
 def read_shard(
     path: Path, shape: RowShape, shards: int, sha256: str | None = None
 ) -> Iterator[tuple[Ids, Values]]:
-    """Yield ids and values of at most CHUNK_ROWS rows at a time: first of rows with a vector, then of the others.
+    """Yield the ids and the values of at most CHUNK_ROWS rows at a time: first the rows with a vector, then the others.
 
     Args:
-        shards: number of shards of the table.
-        sha256: sha256 that the complete file must have; it is compared after the last rows were yielded.
+        path: path of the file.
+        shape: shape of the table's rows.
+        shards: number of all shards of the table.
+        sha256: the sha256 that the file must have; None to skip this check. It is compared only after the last rows
+            were yielded.
 
     Raises:
-        DataError: the header does not fit `shape`, `shards` or the size of the file; an id is in the wrong shard or
-            is repeated; or the sha256 differs.
+        DataError: the header does not fit `shape`, `shards` or the size of the file. Or ids are not ascending or belong
+            to another shard. Or the sha256 differs.
         OSError: the file cannot be read.
     """
     digest = hashlib.sha256()
@@ -179,17 +199,23 @@ def read_shard(
 def read_rows(
     entries: Iterable[tuple[Path, str | None]], shape: RowShape, shards: int
 ) -> Iterator[TableRows]:
-    """Yield ids and vectors of the rows of files, each with the sha256 that it must have. Raise as `read_shard`."""
+    """Yield the ids and the vectors of all rows in some files of a table, in chunks. Raise as `read_shard`.
+
+    Args:
+        entries: the path of each file, and the sha256 that the file must have (None to skip this check).
+        shape: shape of the table's rows.
+        shards: number of all shards of the table.
+    """
     for path, sha256 in entries:
         for ids, values in read_shard(path, shape, shards, sha256):
             yield TableRows(ids, shape.vectors(values))
 
 
 def map_ids(path: Path, shape: RowShape, *, verify: bool) -> list[Ids]:
-    """Return the ids of a file as ascending arrays, memory-mapped if possible.
+    """Return the ids in a file as at most two ascending arrays, memory-mapped if possible.
 
     Raises:
-        DataError: the header is damaged, or (with `verify`) the ids do not have the checksum of the header.
+        DataError: the header is damaged; or, with `verify`, the ids do not have the checksum that the header contains.
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
