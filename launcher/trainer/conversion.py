@@ -1,8 +1,8 @@
-"""Convert staged text to record files: it is read once, and each row goes through the program's parse(), in parallel.
+"""Convert staged text to record files, in parallel: parse each row once with the program's parse().
 
-The launcher runs it as a helper process (launcher/io/helper_protocol.py) after staging. A trainer that finds
-no records converts the text itself. Records are reused as long as text, program, options and side tables are
-the same.
+The launcher runs this module as a helper process (launcher/io/helper_protocol.py) after staging. A trainer that finds
+no records converts the text itself. Records are used again as long as text, program, options and side tables are the
+same.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ from launcher.trainer.record_files import RecordFile, Records, parse_chunks, rec
 from launcher.trainer.training_log import ReportTimer
 
 PROCESS_BYTES = 200 << 20
-"""Memory that one parsing process may need: a file's records twice, and what the program itself holds."""
+"""Memory that one parsing process may need, in bytes: the records of a file twice, and the program's own data."""
 CHECKSUMS = "sums.json"
-"""Name of the file in which staging writes what it copied into the files next to it: {file name: [{"bytes", "sha256"}
-of each source, in order]}. The sha256 of other files is computed here."""
+"""Name of a file that staging writes next to the staged files. It has the checksums of the sources that staging copied
+into each file: {file name: [{"bytes", "sha256"} of each source, in order]}. If a file is not listed there, this module
+computes its sha256."""
 RANGE_BYTES = 32 << 20
-"""Bytes of text that one process parses at a time. So the text is divided without reading it first."""
+"""Bytes of text that one process parses at a time. Ranges of a fixed size divide the text without reading it before."""
 SAMPLE_BYTES = 1 << 20
 """Bytes at the beginning of the text from which the number of rows is estimated."""
 
@@ -48,7 +49,10 @@ Report = Callable[[str], None]
 
 
 class _RangePlaces(RowPlaces):
-    """Describes the rows of a part of a text file, from byte `start` on. Counts the rows before it for a message."""
+    """Describes rows of a part of a text file in messages. The part begins at byte `start`.
+
+    To describe a row, it counts the rows before the part, so that the message has the row's number in the file.
+    """
 
     def __init__(self, name: str, text: Path, start: int) -> None:
         super().__init__(name)
@@ -65,7 +69,7 @@ class _RangePlaces(RowPlaces):
 def read_range(text: Path, start: int) -> Iterator[str]:
     """Yield the lines that begin in the RANGE_BYTES from byte `start` on. Bytes that are not UTF-8 are escaped."""
     with text.open("rb") as file:
-        if start:  # the rest of a line that begins before
+        if start:  # skip the rest of a line that begins before `start`
             file.seek(start - 1)
             file.readline()
         at = file.tell()
@@ -79,9 +83,16 @@ def read_range(text: Path, start: int) -> Iterator[str]:
 def _batch_chunks(
     text: Path, name: str, program: TrainingProgram, start: int
 ) -> Iterator[tuple[NDArray[Any], int]]:
-    """Yield what `parse_chunks` yields, for a shard with record batches.
+    """Convert a range of a shard with record batches in chunks. Yield each chunk's records and number of skipped rows.
 
-    The rows are parsed by the program's parse_columns(), or one by one if the program has no such function.
+    The rows are converted by the program's parse_columns(). If the program has no such function, its parse() converts
+    them one by one.
+
+    Args:
+        text: the file of the shard.
+        name: name of the file for messages.
+        program: the training program.
+        start: the byte at which the range begins; it has RANGE_BYTES.
     """
     from launcher.dataprep import parquet_rows
 
@@ -99,7 +110,7 @@ def _batch_chunks(
 def _convert_range(  # noqa: PLR0917
     text: Path, name: str, program: TrainingProgram, folder: Path, has_batches: bool, start: int
 ) -> tuple[list[RecordFile], int]:
-    """Parse the range from byte `start` on. Return its record files and the number of skipped rows."""
+    """Parse the range of the text from byte `start` on. Return its record files and the number of skipped rows."""
     written, skipped = [], 0
     with files.storage_errors(text):
         chunks: Iterator[tuple[NDArray[Any], int]]
@@ -116,9 +127,14 @@ def _convert_range(  # noqa: PLR0917
 
 
 class _CopyCheck:
-    """Compares a text with the bytes and sha256 of the files that staging copied into it.
+    """Compares a text with the checksums of the files that staging copied into it, to detect a faulty disk.
 
-    Each range is read just after the parsing process has read it: from the memory of the kernel, not from the disk.
+    Each range is read just after the parsing process has read it. So the text comes from the kernel's page cache, and
+    not from the disk again.
+
+    Args:
+        text: the file with the text.
+        copied: {"bytes", "sha256"} of each file that staging copied into the text, in order.
     """
 
     def __init__(self, text: Path, copied: list[dict[str, Any]]) -> None:
@@ -127,10 +143,10 @@ class _CopyCheck:
         self._digest = hashlib.sha256()
 
     def read_to(self, end: int) -> None:
-        """Read the text on to byte `end`.
+        """Continue to read the text up to byte `end`, and compare each part that is complete with its checksum.
 
         Raises:
-            UnfitError: a part of the text is not what staging copied.
+            UnfitError: a part of the text differs from the file that staging copied.
         """
         with files.storage_errors(self._text), self._text.open("rb") as file:
             file.seek(self._position)
@@ -150,9 +166,9 @@ class _CopyCheck:
 
     @contextlib.contextmanager
     def completed(self) -> Iterator[None]:
-        """Compare the rest of the text when the block ends, and also when the block has rejected a row.
+        """Compare the rest of the text at the end of the `with` block, also if the block has rejected a row.
 
-        A faulty disk may have changed that row; then the error about the disk replaces the one about the row.
+        A faulty disk may have changed the rejected row. In this case `UnfitError` replaces the error about the row.
 
         Raises:
             UnfitError: see `read_to`.
@@ -166,7 +182,8 @@ class _CopyCheck:
 
 
 _convert: Callable[[int], tuple[list[RecordFile], int]] | None = None
-"""What the parsing processes call. They are forked and read it here, since the user's module cannot be pickled."""
+"""The function that the parsing processes call with the start of a range. The processes are forked, so they have this
+variable. It cannot be sent to them, because the user's module cannot be pickled."""
 
 
 def _convert_in_process(start: int) -> tuple[list[RecordFile], int]:
@@ -184,23 +201,25 @@ def convert_text(
     check: Callable[[], None] = lambda: None,
     processes: int | None = None,
 ) -> Records:
-    """Return the records of a text file; parse the file unless `folder` has its records already.
+    """Return the records of a text file. Parse the file if `folder` does not already have its records.
 
-    The records in `folder` are used again if text, program, options and side tables have not changed since they were
-    written. Otherwise the folder is deleted and written again.
+    The records in `folder` are used again if text, program, options and side tables have not changed since the records
+    were written. Otherwise the folder is deleted and written again.
 
     Args:
-        text: the file; its folder may hold the checksums that staging wrote.
-        name: name of the file for messages.
-        report: called with the progress.
-        check: called now and then; an error that it raises stops the conversion.
-        processes: parsing processes; None to choose by cores and memory.
+        program: the training program.
+        text: the text file. Its folder may have a file CHECKSUMS of staging.
+        name: name of the text file for messages.
+        folder: folder of the records.
+        report: called now and then with a text about the progress.
+        check: called now and then without arguments. If it raises an error, the conversion stops with this error.
+        processes: number of parsing processes; None to choose it by cores and memory.
 
     Raises:
         DataError: the file is missing, a row is invalid (the message has file, row and column), or no row is usable.
         SettingsError: parse() or check_labels() of the program failed.
         StorageError: the disk has not enough free space (checked before parsing), or cannot be written.
-        UnfitError: a parsing process was killed, or the text is not what staging copied.
+        UnfitError: a parsing process was killed, or the text differs from the files that staging copied.
     """
     dtype = record_dtype(program.inputs)
     checksums = files.read_json(text.parent / CHECKSUMS) or {}
@@ -262,9 +281,9 @@ def _estimate_rows(text: Path, size: int, has_batches: bool) -> int:
 
 
 def _origin_digest(program: TrainingProgram, text: str | list[dict[str, Any]]) -> str:
-    """Return the digest of all that the records are made from.
+    """Return a digest of everything that the records depend on: the text, the program, its options and side tables.
 
-    `text`: sha256 of the text file, or of the files that staging copied into it.
+    `text` is the sha256 of the text file, or the entry of the text file in CHECKSUMS.
     """
     about = {
         "text": text,
@@ -277,10 +296,9 @@ def _origin_digest(program: TrainingProgram, text: str | list[dict[str, Any]]) -
 
 
 def _process_count(ranges: int) -> int:
-    """Return how many parsing processes to start: at least 1.
+    """Return how many parsing processes to start: at least 1, and at most one for each core and each of the `ranges`.
 
-    The number is the smallest of three: the cores, the ranges of the text, and the processes of PROCESS_BYTES that fit
-    into a quarter of the memory.
+    Also, all processes together get at most a quarter of the memory, with PROCESS_BYTES for each.
     """
     fit = cgroup_memory.usable_bytes() // 4 // PROCESS_BYTES
     return max(1, min(len(os.sched_getaffinity(0)), fit, ranges))
@@ -289,10 +307,19 @@ def _process_count(ranges: int) -> int:
 def _convert_ranges(
     converts: Callable[[int], tuple[list[RecordFile], int]], name: str, starts: range, processes: int
 ) -> Generator[tuple[list[RecordFile], int], None, None]:
-    """Yield what `converts` returns for each range, in the text's order, so that the first invalid row is reported.
+    """Call `converts` with the start of each range. Yield the results in the order of the ranges.
 
-    With more than one process the ranges are parsed in parallel, in forked processes. Raises what `converts` raises,
-    and `UnfitError` if a process was killed.
+    With more than one process the ranges are parsed in parallel, in forked processes. Because of the order, the error
+    for the first invalid row of the text is raised, even if a later range fails earlier.
+
+    Args:
+        converts: parses a range, see `_convert_range`. Its errors are raised.
+        name: name of the text file for messages.
+        starts: the start of each range in bytes.
+        processes: number of processes.
+
+    Raises:
+        UnfitError: a process was killed.
     """
     global _convert  # noqa: PLW0603 - see there
     if processes == 1 or len(starts) < 2:
@@ -321,16 +348,18 @@ def convert_staged(
     report: Report = lambda _: None,
     check: Callable[[], None] = lambda: None,
 ) -> tuple[Records, Records | None]:
-    """Convert a staged shard, and the test set if it was staged, to records; use finished records again.
+    """Convert a staged shard, and the test set if it was staged, to records.
 
-    Each of the two files is converted as `convert_text` describes, with the same errors.
+    Each of the two files is converted by `convert_text`, which uses earlier records again. This function raises the
+    same errors.
 
     Args:
+        program: the training program.
         data: folder of the staged files train.txt and test.txt.
-        folder: folder for the records, which are written to train/ and test/ in it.
-        rank: rank of this pod, for the shard's name in messages.
-        report: called now and then with the progress.
-        check: called now and then; an error that it raises stops the conversion.
+        folder: folder of the records. Its subfolders train and test get the records of the two files.
+        rank: number of the shard, for its name in messages.
+        report: called now and then with a text about the progress.
+        check: called now and then without arguments. If it raises an error, the conversion stops with this error.
 
     Returns:
         The records of the shard, and those of the test set or None.
@@ -344,9 +373,9 @@ def convert_staged(
 
 
 def convert(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a pod's staged shard to records, in the helper process that the launcher started for it.
+    """Convert a pod's staged files to records. The launcher starts a helper process that calls this function.
 
-    `FleetRuntime.conversion` makes the request.
+    `request` comes from `FleetRuntime.conversion`. The result is empty.
     """
     data = Path(request["data"])
     program = program_loader.load_program(Path(request["config"]), data / "tables", tuple(request["options"]))

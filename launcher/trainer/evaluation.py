@@ -1,8 +1,7 @@
 """Calculate the program's metrics on a test set.
 
-Trainer 0 alone predicts a small test set; of a large one every trainer predicts a share. Staging decides
-which: it copies a large test set to all pods, a small one to rank 0's pod only
-(launcher/supervisor/shared_storage/input_staging.py).
+Staging (launcher/supervisor/shared_storage/input_staging.py) copies a small test set to rank 0's pod only, and a large
+test set to all pods. So trainer 0 predicts a small test set alone. Of a large test set, each trainer predicts a share.
 """
 
 from __future__ import annotations
@@ -29,9 +28,15 @@ CHUNK = 65536  # rows that are predicted at once
 def calculate_metrics(
     program: TrainingProgram, predictions: NDArray[np.float32], labels: NDArray[Any]
 ) -> dict[str, float]:
-    """Return metric → value from the program's metrics(). Raise `SettingsError` if that function fails.
+    """Call the program's metrics(), and return its result: metric → value.
 
-    Predictions have the shape [rows, …], labels [rows, width].
+    Args:
+        program: the training program.
+        predictions: the predictions of some rows, shape [rows, …].
+        labels: the labels of these rows, shape [rows, width].
+
+    Raises:
+        SettingsError: metrics() failed.
     """
     with program.calling("metrics()"):
         found = program.module.metrics(predictions, labels)
@@ -39,14 +44,23 @@ def calculate_metrics(
 
 
 def finite_scores(scores: Mapping[str, float]) -> dict[str, float]:
-    """Return the scores that JSON can represent: an AUC of rows of one class, for example, is NaN."""
+    """Return the scores without NaN and infinite values, which JSON cannot represent.
+
+    A score is NaN, for example, if it is an AUC and all rows have the same class.
+    """
     return {name: value for name, value in scores.items() if math.isfinite(value)}
 
 
 def evaluate(
     program: TrainingProgram, predict: Callable[[Arrays], NDArray[np.float32]], blocks: Iterable[Arrays]
 ) -> dict[str, float]:
-    """Predict all rows, and return the program's metrics of them: metric → value."""
+    """Predict the rows of all blocks, and return the program's metrics of these predictions: metric → value.
+
+    Args:
+        program: the training program.
+        predict: returns the predictions of a block.
+        blocks: the inputs of some rows each, with the label.
+    """
     predictions, labels = [], []
     for block in blocks:
         predictions.append(predict(block))
@@ -55,7 +69,7 @@ def evaluate(
 
 
 def score_model(program: TrainingProgram, test: Records, folder: Path) -> dict[str, float]:
-    """Return metric → value of the exported model in `folder` on the rows of `test`; it is opened without servers.
+    """Open the exported model in `folder` without servers, and return its metrics on the test set: metric → value.
 
     Raises:
         DataError: the model cannot be opened.
@@ -76,14 +90,14 @@ def evaluate_together(
     Args:
         program: the training program.
         trainer: this trainer.
-        test: the complete test set; None if this trainer's pod has none. Only trainer 0 must have the job's test set.
-            If all trainers have it, each predicts a share of the rows; else trainer 0 predicts all.
+        test: the complete test set; None if this trainer's pod does not have it. If all trainers have the test set,
+            each trainer predicts a share of the rows. Otherwise trainer 0 predicts all rows.
 
     Returns:
-        {metric: value} on trainer 0; {} on the other trainers, and on trainer 0 without a test set.
+        {metric: value} on trainer 0; {} on the other trainers, and on trainer 0 if it has no test set.
 
     Raises:
-        SettingsError: the program's metrics() fails.
+        SettingsError: the program's metrics() failed.
     """
     trainers, is_first = trainer.trainers, trainer.trainers.rank == 0
     is_shared = bool(trainers.gather([float(test is not None)]).all())
@@ -102,7 +116,7 @@ def _predict_together(trainer: FleetTrainer, test: Records) -> NDArray[np.float3
     """
     rank, count = trainer.trainers.rank, trainer.trainers.count
     first, last = test.rows * rank // count, test.rows * (rank + 1) // count
-    # With fewer rows than trainers this share may be empty: predict one row, only for the shape.
+    # With fewer rows than trainers this share may be empty. Then predict one row, to know the shape of a prediction.
     blocks = test.blocks(CHUNK, first, max(last, first + 1))
     mine = np.concatenate([trainer.predict(block) for block in blocks])[: last - first]
     every = np.zeros((test.rows, *mine.shape[1:]))

@@ -1,16 +1,19 @@
 """Import Paddle once per pod, and fork the pod's processes: `python -m launcher.trainer fork-server`.
 
-The launcher's side is `ForkServer` in launcher/supervisor/child_processes.py. Each process is forked twice.
-The intermediate process exits at once, so that the launcher becomes the parent of the new process:
+The launcher's side is `ForkServer` in launcher/supervisor/child_processes.py. For each new process the fork server
+forks an intermediate process, and this process forks the new process. The intermediate process exits at once, so that
+the launcher becomes the parent of the new process:
 
     launcher ── line ──▶ fork server ── fork ──▶ intermediate ── fork ──▶ new process, in its own session
         ◀── its id, after the exit of the intermediate process ──┘      ◀── its id ──┘
                                     └── "go" ──▶ the new process runs; at end of file it exits
 
-A process whose id could not be sent to the launcher exits. After the import of Paddle 2.6.2 one thread is
-left, the sampler of bvar (a library of counters in Paddle). It restarts in a forked process, but a lock that
-it held at the fork stays locked: a trainer was seen to wait for such a lock for ever when it left the
-servers. So `fork_while_alone` forks only while no other thread runs.
+If the id of a new process cannot be sent to the launcher, the new process exits.
+
+After the import of Paddle 2.6.2 one thread keeps running: the sampler of bvar, a library of counters in Paddle. In a
+forked process this thread starts again, but a lock that it held at the time of the fork stays locked. A trainer was
+seen to wait for such a lock for ever when it disconnected from the servers. So `fork_while_alone` forks only while no
+other thread runs.
 """
 
 from __future__ import annotations
@@ -35,12 +38,12 @@ _WATCHED = ("State:", "voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:")
 
 
 def fork_while_alone() -> int:
-    """Fork this process at a moment when all its other threads sleep, as `os.fork()` does otherwise.
+    """Fork this process like `os.fork()`, but at a moment when all its other threads sleep.
 
     The child has only the thread that forks. If another thread held a lock at that moment, the lock would stay locked
-    in the child for ever. So this function forks only when all other threads sleep, and afterwards compares their
-    numbers of context switches: if a thread ran during the fork, it kills the child and tries again, for up to
-    QUIET_SECONDS.
+    in the child for ever. So this function forks only when all other threads sleep. After the fork it compares the
+    number of context switches of each thread with the number before the fork. If a thread ran during the fork, the
+    function kills the child and tries again, for up to QUIET_SECONDS.
 
     Returns:
         The child's process id; 0 in the child.
@@ -78,7 +81,7 @@ def fork_while_alone() -> int:
 
 
 def _other_threads() -> dict[str, list[str]]:
-    """Return the state and the number of context switches of each other thread, by thread id."""
+    """Return the state and the numbers of context switches of all threads except the current one, by thread id."""
     own = str(threading.get_native_id())
     found = {}
     for task in Path("/proc/self/task").iterdir():
@@ -90,17 +93,17 @@ def _other_threads() -> dict[str, list[str]]:
 
 
 def serve(import_all: Callable[[], object]) -> None:
-    """Call `import_all`, then fork a process for each line of stdin; exit when stdin ends.
+    """Call `import_all`, then fork a new process for each line of stdin. Exit at the end of stdin.
 
-    Each line is JSON with the environment, working folder and log file of the new process. The function
-    returns only in the new processes.
+    Each line is JSON with the environment, working folder and log file of the new process. The function writes a line
+    with the process id to stdout, or 0 if the fork failed. It returns only in the new processes.
     """
     answers = os.dup(1)
-    os.dup2(2, 1)  # what a library prints at its import must not reach the launcher
+    os.dup2(2, 1)  # a library may print something when it is imported, which must not reach the launcher
     import_all()
     sys.stdout.flush()
     gc.collect()
-    gc.freeze()  # a collection in a child would write to shared memory, and so copy it
+    gc.freeze()  # a garbage collection in a child would write to shared memory, so the kernel would copy it
     os.write(answers, b"ready\n")
     for line in sys.stdin:
         ours, theirs = socket.socketpair()
@@ -119,15 +122,16 @@ def serve(import_all: Callable[[], object]) -> None:
         if intermediate > 0:
             os.waitpid(intermediate, 0)
         os.write(answers, pid + b"\n")
-        with ours, contextlib.suppress(OSError):  # it may have been killed
+        with ours, contextlib.suppress(OSError):  # the new process may have been killed
             ours.send(b"go")
     os._exit(EXIT_OK)
 
 
 def _fork_again(server: socket.socket) -> None:
-    """Fork the new process. This intermediate process exits; only the new process returns from the function.
+    """Fork the new process, and exit from this intermediate process. The function returns only in the new process.
 
-    The new process sends its pid through the socket `server`, and waits until the launcher has got it.
+    Before that, the new process sends its pid to the fork server through the socket `server`, and waits until the fork
+    server has sent the pid to the launcher.
     """
     try:
         if fork_while_alone():

@@ -29,12 +29,12 @@ VALUES = {
     "LABEL": 'LABEL = "…": the input that is to be predicted',
 }
 SEED = {"seed": 1}
-"""The option that every program has, and its default; `training.args` sets it. Paddle rejects a negative seed."""
+"""The option that every program has, and its default. `training.args` sets the seed. Paddle rejects a negative seed."""
 
 
 @dataclass(frozen=True)
 class TrainingProgram:
-    """Holds a loaded training program. Call its functions inside `calling`: a failure becomes one message."""
+    """Holds a loaded training program. Call the program's functions inside `calling`, for clear error messages."""
 
     module: ModuleType
     path: Path
@@ -51,7 +51,11 @@ class TrainingProgram:
 
     @contextlib.contextmanager
     def calling(self, function: str) -> Iterator[None]:
-        """Turn an exception in the block into a `SettingsError` with program, function and failing line."""
+        """Turn an exception in the `with` block into a `SettingsError`, whose message has the failing line.
+
+        `function` is the function of the program that the block calls. Errors of the launcher (`LauncherError`) are
+        raised unchanged.
+        """
         try:
             yield
         except LauncherError:
@@ -66,34 +70,43 @@ class TrainingProgram:
         return {"options": {name: str(value) for name, value in options.items()}, "files": texts}
 
     def failed(self, function: str, error: Exception, detail: str = "") -> SettingsError:
-        """Return the error to raise for an exception in a function of the program, with the failing line.
+        """Return the error to raise for an exception in a function of the program. Its message has the failing line.
 
-        `detail` follows the exception's text, for example `. The row: …`.
+        Args:
+            function: the function that failed, for example `metrics()`.
+            error: the exception.
+            detail: text that follows the exception's text, for example `. The row: …`.
         """
         where = self.line_of(error)
         text = f"the program {self.path} failed in {function}{where and f' at {where}'}: {error_text(error)}"
         return SettingsError(with_fix(text + detail, "correct that function of the program"))
 
     def line_of(self, error: Exception) -> str:
-        """Return `file:line: code` of the program's innermost line in an error's traceback, or ""."""
-        # The text of Paddle's errors contains the lines that built a failing operator.
+        """Return the program's innermost line in an error's traceback as `file:line: code`; "" if there is none."""
+        # The text of Paddle's errors contains the lines of the program that built the failing operator.
         return innermost_line(self.path, "".join(traceback.format_tb(error.__traceback__)) + str(error))
 
 
 def with_fix(message: str, fix: str) -> str:
-    """Return `message` with `Fix: <fix>.` added at its end; a message that already contains a fix is not changed."""
+    """Append `Fix: <fix>.` to a message, and return it. A message that already has a fix is returned unchanged."""
     return message if "Fix: " in message else f"{message}. Fix: {fix}."
 
 
 def innermost_line(path: Path, stack: str) -> str:
-    """Return `file:line: code` of a printed stack's innermost line in the folder of `path`, or ""."""
+    """Return the innermost line of a printed stack that is in the folder of `path`, as `file:line: code`.
+
+    Return "" if the stack has no line in this folder.
+    """
     pattern = rf'File "{re.escape(str(path.parent))}/([^"/]+)", line (\d+).*\n\s*(.*)'
     found = re.findall(pattern, stack)
     return "{}:{}: `{}`".format(*found[-1]) if found else ""
 
 
 def error_text(error: Exception) -> str:
-    """Return the type and text of an error, without the stack trace and the hints that Paddle adds."""
+    """Return the type and text of an error, without the stack trace and the hints that Paddle adds to its errors.
+
+    For a missing module, return a text that says how to install it.
+    """
     if isinstance(error, ModuleNotFoundError):
         return (
             f"the module {error.name} is not installed here. Fix: put a pure Python module next to the "
@@ -110,11 +123,13 @@ def load_program(path: Path, tables_dir: Path, arguments: tuple[str, ...] = ()) 
     """Import a program, check its interface, set its options, and call prepare() and inputs().
 
     Args:
+        path: the program's file.
         tables_dir: folder of the side tables (data.tables: further files of the source, copied unchanged).
-        arguments: `--name=value`, which set options.
+        arguments: texts `--name=value`; each sets an option.
 
     Raises:
-        SettingsError: the program is invalid; one message lists everything that is missing.
+        SettingsError: the program or an argument is invalid. If the program lacks things, one message lists all of
+            them.
     """
     module = _import(path)
     missing = [text for name, text in VALUES.items() if not getattr(module, name, None)]
@@ -157,7 +172,7 @@ def _import(path: Path) -> ModuleType:
         for name, module in list(sys.modules.items()):
             file = getattr(module, "__file__", None)
             if name.partition(".")[0] in own and path.parent not in Path(file or "/").parents:
-                del sys.modules[name]  # of another program
+                del sys.modules[name]  # a module of another program with the same name
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))  # so that a program can import files of its folder
     spec = importlib.util.spec_from_file_location(f"program_{path.stem.replace('.', '_')}", path)
@@ -184,7 +199,11 @@ def _import(path: Path) -> ModuleType:
 
 
 def _options(path: Path, defaults: dict[str, Any], arguments: tuple[str, ...]) -> tuple[dict[str, Any], int]:
-    """Return the program's options and the seed, as `arguments` set them."""
+    """Return the program's options and the seed. `arguments` replace some of the values in `defaults`.
+
+    Raises:
+        SettingsError: an argument has an unknown name or an invalid value.
+    """
     options: dict[str, Any] = SEED | defaults
     for argument in arguments:
         key, _, text = argument.removeprefix("--").partition("=")

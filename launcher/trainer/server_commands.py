@@ -1,11 +1,12 @@
-"""Save and load tables in binary: a trainer commands the pservers of its own pod through Unix sockets.
+"""Save and load tables in binary form: a trainer sends commands to the pservers of its own pod through Unix sockets.
 
-Each pserver has a thread that executes one command at a time (`serve_commands`); `OwnServers` is the trainer's side. A
-command is a name and its arguments; an answer is the result or an exception.
+Each pserver has a thread that executes one command at a time (`serve_commands`). `OwnServers` is the trainer's side. A
+command is a name with arguments. The answer is the result of the command, or an exception.
 
-To save, the pserver forks: the child writes the files from its copy of the memory, while the pserver serves the
-training. The kernel copies each page that the training changes meanwhile, which may double the memory of the tables. If
-the container has less memory than that, the pserver writes the files itself, and the training waits.
+To save its tables, the pserver forks. The child process writes the files from its copy of the memory, and meanwhile the
+pserver continues to serve the training. The kernel copies each page of memory that the training changes meanwhile, so
+the tables may need twice their memory. If the container does not have so much memory, the pserver writes the files
+itself, and the training waits.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ ANSWER_SECONDS = 3600.0  # longest time in which a pserver writes or loads its f
 WORKERS = 2  # threads that write or load files
 CHILD_NICENESS = 5
 MEMORY_SHARE = 1.1
-"""Free memory that a fork needs, as a multiple of the pserver's memory."""
+"""How much free memory a pserver needs to fork, as a multiple of its own memory."""
 _PR_SET_PDEATHSIG = 1
 Files = dict[str, CheckpointFile]
 
 
 def socket_path(work_dir: Path, server: int) -> Path:
-    """Return the path of the socket of a pod's pserver `server`."""
+    """Return the path of a pserver's socket. `server` is the number of the pserver in its pod, from 0."""
     return work_dir / f"pserver-{server}.sock"
 
 
 def serve_commands(memory: ServerMemory, rules: Mapping[str, OptimizerRule], number: int, path: Path) -> None:
-    """Start the thread that executes the commands of this pod's trainer, and return.
+    """Start a thread that executes the commands of this pod's trainer, and return at once.
 
     Args:
         memory: the tables of this pserver.
@@ -55,20 +56,23 @@ def serve_commands(memory: ServerMemory, rules: Mapping[str, OptimizerRule], num
         number: this pserver's number in the job.
         path: the socket, see `socket_path`.
     """
-    # The path of a socket may have only 107 bytes, so it is relative to the process' folder, usually the work folder.
+    # The path of a socket may have only 107 bytes. A path relative to the process' working folder is shorter.
     listener = Listener(os.path.relpath(path), "AF_UNIX")
     commands = _Commands(memory, rules, number)
     threading.Thread(target=commands.serve, args=(listener,), name="commands", daemon=True).start()
 
 
 class _Commands:
-    """Executes the commands of a trainer in a pserver."""
+    """Executes the commands of a trainer in a pserver: `save`, `load` and `fill`."""
 
     def __init__(self, memory: ServerMemory, rules: Mapping[str, OptimizerRule], number: int) -> None:
         self._memory, self._rules, self._number = memory, rules, number
 
     def serve(self, listener: Listener) -> NoReturn:
-        """Execute commands for ever. A trainer that disconnects ends only its own command."""
+        """Execute commands for ever, those of one connection after another.
+
+        If the trainer disconnects, only its current command ends with an error, and the next connection is accepted.
+        """
         commands = {each.__name__: each for each in (self.save, self.load, self.fill)}
         while True:
             with listener.accept() as connection, contextlib.suppress(EOFError, OSError):
@@ -77,13 +81,15 @@ class _Commands:
                     connection.send(_result(commands[name], connection, *arguments))
 
     def save(self, connection: Connection, folder: Path, evicting: Collection[str], servers: int) -> Files:
-        """Write all tables to files, and return them. The `Snapshot` that is sent before lets the training go on.
+        """Write all tables and dense parameters of this pserver to files. Return the size and sha256 of each file.
+
+        Before this method returns, it sends a `Snapshot` to the trainer. The training may continue from then on.
 
         Args:
-            connection: the trainer's connection.
+            connection: the connection to the trainer.
             folder: the folder of a checkpoint.
-            evicting: tables with the argument `evict` of `Job.embedding`.
-            servers: number of pservers in this pod, which save at the same time.
+            evicting: names of the tables from which old rows are deleted before; see `OwnServers.save`.
+            servers: number of pservers in this pod. All of them save at the same time, so all of them need memory.
         """
         memory = self._memory
         for table in evicting:
@@ -133,7 +139,7 @@ class _Commands:
         return written | checkpoints.write_file(folder, name, lambda file: np.savez(file, **memory.dense))
 
     def load(self, _: Connection, folder: Path, contents: CheckpointContents) -> None:
-        """Load this pserver's part of a checkpoint, see `OwnServers.load`."""
+        """Load this pserver's part of a checkpoint; see `OwnServers.load`."""
         memory = self._memory
         entries = [
             (table, *entry)
@@ -155,12 +161,18 @@ class _Commands:
                 memory.dense[name][:] = values
 
     def fill(self, _: Connection, table: str, ids: Ids, vectors: Values) -> None:
-        """Set rows to the vectors of another run's model, with the state of an optimizer before its first step."""
+        """Set the rows with these ids to these vectors of an earlier model. Reset the state of the rows' optimizer.
+
+        The state becomes the state before the first step.
+        """
         self._memory.write_rows(table, ids, self._memory.shapes[table].fresh(vectors, self._rules[table]))
 
 
 def _in_threads(work: Callable[..., Any], tasks: Iterable[Sequence[Any]]) -> list[Any]:
-    """Return the results of `work` with the arguments of each task; the first error stops the rest."""
+    """Call `work` with the arguments of each task, in WORKERS threads. Return the results in the order of the tasks.
+
+    After an error no further task is started, and the error is raised.
+    """
     pool = ThreadPoolExecutor(WORKERS)
     try:
         return list(pool.map(lambda task: work(*task), tasks))
@@ -169,7 +181,10 @@ def _in_threads(work: Callable[..., Any], tasks: Iterable[Sequence[Any]]) -> lis
 
 
 def _result(work: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the result of `work`, or the exception that it raised; exceptions of its connection are raised."""
+    """Call `work`. Return its result, or the exception that it raised as a `LauncherError`.
+
+    `EOFError` and `ConnectionError` are raised, because they mean that the connection to the trainer is lost.
+    """
     try:
         return work(*arguments)
     except LauncherError as error:
@@ -182,15 +197,16 @@ def _result(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _receive(connection: Any, who: str, child: int | None = None) -> Any:
-    """Return the next message.
+    """Return the next message that a process sends.
 
     Args:
         connection: the connection to the sender.
-        who: the sender, for messages.
-        child: its process id, if it is a child of this process.
+        who: description of the sender, for errors.
+        child: process id of the sender if it is a child of this process; None otherwise.
 
     Raises:
-        LauncherError: it is an error, or the sender has exited, or sent nothing for ANSWER_SECONDS.
+        LauncherError: the message is an error, and is raised. Or the sender has exited, or has sent nothing for
+            ANSWER_SECONDS.
     """
     try:
         if not connection.poll(ANSWER_SECONDS):
@@ -214,33 +230,41 @@ def _receive(connection: Any, who: str, child: int | None = None) -> Any:
 
 
 def _own_bytes() -> int:
-    """Return the memory of this process without files, in bytes."""
+    """Return how many bytes of memory this process uses, without memory-mapped files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith("RssAnon:")))
 
 
 def _become_writer(parent: int, pipe: int) -> None:
-    """Prepare this forked process to write files: it keeps only `pipe` open, and ends when its parent does."""
+    """Prepare this forked process to write files.
+
+    The kernel will kill this process when its parent exits. All files and sockets are closed except `pipe` and the
+    standard streams.
+
+    Args:
+        parent: process id of the parent.
+        pipe: file descriptor of the pipe to the parent.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
-    os.closerange(3, pipe)  # the server's sockets: its port must be free when the server has exited
+    os.closerange(3, pipe)  # also the pserver's sockets: its port must be free after the pserver has exited
     os.closerange(pipe + 1, os.sysconf("SC_OPEN_MAX"))
     os.nice(CHILD_NICENESS)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Says that the training may continue, because the files will have the rows as they are now."""
+    """Tells a trainer that its training may continue, because the files will have the current values of all rows."""
 
     samples: dict[str, TableRows]
-    """Some rows of each table, by the table's name."""
+    """Some rows of each table, by the table's name, to compare them with the values that the servers send."""
     size: int
-    """Estimated bytes of the files."""
+    """Estimated size of the files in bytes."""
     paused: str = ""
-    """Why the training had to wait for the files; empty if it did not."""
+    """Why the training had to wait until the files were written; empty if it did not have to wait."""
 
 
 @dataclass(frozen=True)
@@ -249,11 +273,11 @@ class OwnServers:
 
     _layout: ServerLayout
     _connections: Mapping[int, Any]
-    """By the numbers of the job's pservers."""
+    """Number of a pserver in the job → the connection to it."""
 
     @classmethod
     def connect(cls, work_dir: Path, layout: ServerLayout) -> OwnServers:
-        """Connect to the pservers, which listen already. The files of the sockets are removed."""
+        """Connect to the pservers of this pod, which must listen already. Then remove the files of their sockets."""
         connections = {}
         for number, server in enumerate(layout.own):
             path = socket_path(work_dir, number)
@@ -262,23 +286,24 @@ class OwnServers:
         return cls(layout, connections)
 
     def _send(self, server: int, command: str, *arguments: Any) -> None:
-        with contextlib.suppress(ConnectionError):  # the answer says why
+        with contextlib.suppress(ConnectionError):  # `receive` then raises an error with the cause
             self._connections[server].send((command, arguments))
 
     def receive(self, servers: Iterable[int] | None = None) -> list[Any]:
-        """Return the next message of all servers, or of some. Raise the exception that a server sent."""
+        """Return the next message of each of these servers; None: of all servers. If it is an exception, raise it."""
         chosen = self._connections if servers is None else servers
         return [_receive(self._connections[server], f"pserver {server + 1} of the job") for server in chosen]
 
     def save(self, folder: Path, evicting: Collection[str]) -> list[Snapshot]:
-        """Let all servers write their rows to files; return when the training may continue.
+        """Let all servers write their rows and dense parameters to files. Return when the training may continue.
 
-        `receive` then returns the size and sha256 of each server's files, by their names in the checkpoint.
+        The caller must then call `receive`. For each server, it returns the size and sha256 of the written files, by
+        their names in the checkpoint.
 
         Args:
             folder: the folder of a checkpoint.
-            evicting: names of the tables with the argument `evict` of `Job.embedding`: rows that were not trained on
-                during the last `evict` checkpoints are deleted before.
+            evicting: names of the tables with the argument `evict` of `Job.embedding`. Before the save, the servers
+                delete the rows of these tables that were not trained during the last `evict` checkpoints.
         """
         for server in self._connections:
             self._send(server, "save", folder, evicting, len(self._connections))
@@ -293,16 +318,21 @@ class OwnServers:
 
         Raises:
             DataError: a file of rows is damaged.
-            SettingsError: the checkpoint has other dense parameters, or is of another optimizer.
+            SettingsError: the checkpoint has other dense parameters than the program, or another optimizer.
         """
         for server in self._connections:
             self._send(server, "load", folder, contents)
         self.receive()
 
     def fill(self, table: str, rows: Iterable[TableRows]) -> TableRows:
-        """Set the rows of a table in these servers, with new optimizer state; skip rows of other shards.
+        """Set rows of a table in these servers, with new optimizer state. Skip rows of shards that they do not hold.
 
-        Return one row of each chunk of `rows` and server.
+        Args:
+            table: name of the table.
+            rows: chunks of rows of an earlier model.
+
+        Returns:
+            Some of the rows to compare later: for each chunk, the first row that each server got.
         """
         layout = self._layout
         busy: list[int] = []
