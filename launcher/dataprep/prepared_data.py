@@ -1,10 +1,10 @@
-"""The prepared data on the shared storage: which data is complete, which job uses it, and what nothing uses any more.
+"""Check, publish and remove prepared data on the shared storage.
 
-Data lies in `.data/<content>/`, once for all jobs of the storage. A data Job works in a folder with a temporary name
-and renames it when everything in it is complete. Then it writes `.data/<dataDigest>.json`, the manifest from which the
-training pods of all releases with this digest read, and links the data into the job's folder, as the tutorial of 2017
-has it. Nothing reads through these links, so another release with the same jobName may replace them at any time, and a
-link that leads elsewhere is not followed.
+Prepared data is in `.data/<content>/`, only once for all jobs that use it. A data Job works in a folder with a
+temporary name, and renames the folder when everything in it is complete. Then the data Job writes the manifest
+`.data/<dataDigest>.json`, which the training pods of all releases with this data digest read. Last it creates links to
+the data in the job's folder, so that this folder looks as in PaddlePaddle's tutorial of 2017. Nothing reads through
+these links: another release with the same jobName may replace them at any time, and a link may lead elsewhere.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from launcher.schema import ManifestFile, ShardFiles
 from launcher.settings import DataSettings, TrainSettings
 
 LIST = "files.json"
-"""File next to a shard of several files, with their names, sizes and sha256."""
+"""Name of the file in a shard's folder that lists the names, sizes and sha256 of the shard's files. A shard with a
+single file has none."""
 RECORDS_PER_BYTE = 0.75
-"""Bytes of records for a byte of text, as a low estimate: each id has 8 bytes and each number 4."""
+"""Low estimate of the number of bytes that a byte of text needs in records, where an id has 8 bytes and a number 4."""
 UNUSED_SECONDS = 3600.0
-"""A temporary file of `.data/` that no pod has touched for this time belongs to a data Job that was killed."""
+"""If no pod has touched a temporary file of `.data/` for so many seconds, the data Job of this file was killed."""
 _BUSY = (errno.EACCES, errno.EAGAIN)
 _SHARD = re.compile(r"0|[1-9][0-9]*")
 _DIGEST = re.compile(r"[A-Za-z0-9.-]+")
@@ -44,9 +45,9 @@ _CONTENT = re.compile(r"[0-9a-f]{64}")
 
 
 def has_record_batches(shard: Path) -> bool:
-    """Return whether a shard's file has record batches (launcher/dataprep/parquet_rows.py), and not lines of text.
+    """Return whether a shard's file has record batches (launcher/dataprep/parquet_rows.py) instead of lines of text.
 
-    An Arrow stream begins with bytes that UTF-8 does not have.
+    The first bytes decide: an Arrow stream begins with bytes that UTF-8 text cannot contain.
     """
     with shard.open("rb") as file:
         return file.read(4) == b"\xff\xff\xff\xff"
@@ -64,7 +65,7 @@ class PreparedData:
         """Return the paths of the data.
 
         Raises:
-            DataError: the manifest's `content` is not the name of such a folder.
+            DataError: the manifest's field `content` is not a possible name of a folder of data.
         """
         content = str(self.manifest.get("content"))
         if _CONTENT.fullmatch(content) is None:
@@ -80,17 +81,18 @@ class PreparedData:
 
     @property
     def fix(self) -> str:
-        """Return the `Fix:` of messages about a missing or damaged file.
+        """Return the text from `Fix:` on for messages about a missing or damaged file.
 
-        Both the data and its manifest in `.data/` must be deleted: with that manifest, the training pods of the new run
-        would not wait for the new data.
+        The user must delete both the data and its manifest in `.data/`. If the manifest stayed, the training pods of
+        the new run would not wait for the new data.
         """
         return make_again_fix(f"{self._record} and {self.paths.root}")
 
     def listed_files(self, only_shard: int | None = None) -> dict[Path, dict[str, Any]]:
-        """Return the path → {"bytes", "sha256"} of each file that the manifest lists.
+        """Return {path: {"bytes", "sha256"}} of the files that the manifest lists.
 
-        With `only_shard` the files of the other shards are left out; test set and side tables are always included.
+        With `only_shard`, the index of a shard, the files of the other shards are left out. The test set and the side
+        tables are always included. With data.format files, the only listed file is the list of all files.
 
         Raises:
             DataError, KeyError, TypeError, ValueError: the manifest, or a shard's `files.json`, is damaged.
@@ -134,7 +136,11 @@ class PreparedData:
         return found
 
     def copy_shard(self, index: int, target: Path, check: Callable[[], None]) -> list[dict[str, Any]]:
-        """Copy the text of a shard to the new file `target`, as `copy` describes. Raises as `shard_files`, too."""
+        """Join the files of the shard `index` to the new file `target`; return the result of `copy`.
+
+        Raises:
+            DataError, StorageError, StorageFailedError: as `shard_files` and `copy`.
+        """
         folder = self.paths.shard(index)
         listed = self.shard_files(self.manifest["shards"][index])
         return self.copy([(folder / file["name"], file["sha256"]) for file in listed], target, check)
@@ -142,16 +148,22 @@ class PreparedData:
     def copy(
         self, pieces: list[tuple[Path, str | None]], target: Path, check: Callable[[], None]
     ) -> list[dict[str, Any]]:
-        """Append the content of `pieces`, each (path, its sha256 in the manifest), to the new file `target`.
+        """Append the content of several files to the new file `target`.
 
-        What was read must have this sha256. The copy is not read again here: the process that converts the rows to
-        records reads it once, and compares it with what this function returns.
+        This function does not read the copy again: the process that converts the rows to records reads the copy once,
+        and compares it with the result of this function.
+
+        Args:
+            pieces: (path, sha256) of each file. The sha256 is the one in the manifest, and the content that is read
+                must have it; None: any content is valid.
+            target: the new file.
+            check: called before each block is written; it may raise to stop the copy.
 
         Returns:
-            {"bytes", "sha256"} of each file, in the order in which they are in `target`.
+            {"bytes", "sha256"} of each file, in the order of the files in `target`.
 
         Raises:
-            DataError: a file is missing, or is not what the manifest lists.
+            DataError: a file is missing, or has another sha256.
             StorageError, StorageFailedError: a file cannot be read or written.
         """
         offset, copied = 0, []
@@ -175,9 +187,9 @@ class PreparedData:
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
-    """Return the manifest in the file `path`; None if it is absent or damaged.
+    """Return the manifest in the file `path`; None if the file is absent or damaged.
 
-    A damaged manifest is logged; the data Job then makes data and manifest again.
+    A damaged manifest is logged; after that the data Job makes the data and the manifest again.
     """
     try:
         return files.read_json(path, shape=ManifestFile)
@@ -201,11 +213,11 @@ def read_record(settings: DataSettings) -> dict[str, Any] | None:
 def read_complete(
     layout: JobPaths, path: Path, shards: int, only_shard: int | None = None
 ) -> dict[str, Any] | None:
-    """Return the manifest in the file `path` if its data is complete.
+    """Return the manifest in the file `path` if its data is complete, else None.
 
-    Complete means that the data has `shards` shards, and each file that the manifest lists exists with its listed size.
-    `only_shard` limits the check to the files of this shard and to those that belong to no shard. Otherwise return
-    None, and log what is wrong; an absent manifest is not logged.
+    Data is complete if it has `shards` shards, and each file that the manifest lists exists with its listed size. With
+    `only_shard`, the index of a shard, only the files of this shard and the files of no shard are checked. If the data
+    is not complete, this function logs what is wrong, except for an absent manifest.
     """
     if (manifest := read_manifest(path)) is None:
         return None
@@ -225,11 +237,11 @@ def read_complete(
 
 
 def require_work_space(settings: TrainSettings, needed: int, what: str) -> None:
-    """Check that the pod's own disk has room for `needed` bytes of `what`.
+    """Check that the pod's own disk has room for `needed` bytes; `what` describes these bytes in messages.
 
     Raises:
-        SettingsError: `workDir.sizeLimit` is smaller.
-        StorageError: less is free.
+        SettingsError: `workDir.sizeLimit` is less than `needed`.
+        StorageError: the disk has fewer than `needed` bytes free.
     """
     root, limit = settings.work.root, settings.work_limit_bytes
     with files.storage_errors(root):
@@ -247,7 +259,11 @@ def require_work_space(settings: TrainSettings, needed: int, what: str) -> None:
 
 
 def make_job_folder(layout: JobPaths) -> None:
-    """Make the job's folder. Raises `StorageError` when the volume is not mounted or not writable, or it is a link."""
+    """Create the job's folder, if it is absent.
+
+    Raises:
+        StorageError: the volume is not mounted, the folder is not writable, or its path contains a symbolic link.
+    """
     if not layout.job_path.is_dir():
         raise StorageError(
             f"JOB_PATH {layout.job_path} does not exist: the shared storage is not mounted. Fix: check the pod's "
@@ -257,9 +273,12 @@ def make_job_folder(layout: JobPaths) -> None:
 
 
 def make_data_folder(layout: JobPaths) -> None:
-    """Make `.data/`, to which the pods of all releases add: each user may remove only what is their own.
+    """Create the folder `.data/`, if it is absent.
 
-    Raises `StorageError` when it is not writable, or a link.
+    The pods of all releases write to this folder. Its mode lets each user remove only files of this user.
+
+    Raises:
+        StorageError: the folder is not writable, or its path contains a symbolic link.
     """
     _make_folder(layout, layout.all_data, 0o1777)
 
@@ -284,17 +303,21 @@ def refuse_link(layout: JobPaths, path: Path) -> None:
 
 @contextlib.contextmanager
 def lock_file(path: Path, settings: DataSettings) -> Iterator[bool]:
-    """Lock a file for the block; yield False if another pod holds the lock, or the file's folder was removed.
+    """Lock the file `path` for the `with` block, and yield whether the lock was obtained.
 
-    The kernel (or the NFS server) holds the lock, so that a killed holder releases it. On a storage without locks one
-    pod continues without them, and several pods are rejected.
+    It is not obtained if another pod holds the lock, or if the folder of the file was removed. The kernel (or the NFS
+    server) manages the lock, so the lock of a killed pod is released. On a storage without file locks, a single pod
+    continues without a lock, and yields True.
+
+    Raises:
+        SettingsError: the storage has no file locks, but the settings let several pods prepare the data.
     """
     try:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            os.fchmod(fd, 0o666)  # pods of other users lock it, too
+            os.fchmod(fd, 0o666)  # pods of other users lock this file, too
     except FileNotFoundError:
         yield False
         return
@@ -327,7 +350,7 @@ def _try_lock(fd: int, settings: DataSettings) -> bool:
 
 
 def describe_maker(settings: DataSettings) -> dict[str, Any]:
-    """Return `madeBy` of the manifests that this pod writes: its release, Job and run."""
+    """Return the field `madeBy` of the manifests that this pod writes: the pod's namespace, release, Job and run."""
     return {
         "namespace": settings.namespace,
         "release": settings.release,
@@ -339,14 +362,16 @@ def describe_maker(settings: DataSettings) -> dict[str, Any]:
 def give_to_job(settings: DataSettings, manifest: Mapping[str, Any]) -> bool:
     """Publish complete data for this pod's data digest and job; return False if the data was removed meanwhile.
 
-    This removes data-failed.json, and writes the manifest `.data/<dataDigest>.json`, on which the training pods wait,
-    and in the job's folder the links to the data and manifest.json, unless another pod of the Job has done so. The
-    job's earlier data is removed if an earlier upgrade of this release made it and no manifest in `.data/` refers to
-    it. The caller holds the lock of `.data/`: without it, another release could remove this data between the check and
-    the manifest.
+    This function removes data-failed.json. It writes the manifest `.data/<dataDigest>.json`, for which the training
+    pods wait. In the job's folder it writes links to the data, and manifest.json. Manifests and links stay as they are
+    if another pod of the Job has written them already. Then the function removes the job's earlier data, if this
+    release made that data with other settings, and no manifest in `.data/` refers to it any more.
+
+    The caller must hold the lock of `.data/`. Without this lock, another release could remove the data after this
+    function has checked that the data exists, and before it writes the manifest.
 
     Raises:
-        DataError: `manifest` has no usable name of a folder.
+        DataError: the field `content` of `manifest` is not a possible name of a folder of data.
         StorageError, StorageFailedError: a file cannot be read or written.
     """
     layout = settings.layout
@@ -378,7 +403,7 @@ def give_to_job(settings: DataSettings, manifest: Mapping[str, Any]) -> bool:
 
 
 def _link_data(layout: JobPaths, data: DataPaths, manifest: Mapping[str, Any]) -> None:
-    """Link data into the job's folder; remove links and folders of earlier data that it does not replace."""
+    """Create links to the data in the job's folder; remove links and folders of earlier data that have no new link."""
     links = {layout.job / str(index) / "data": data.shard(index) for index in range(manifest["splitCount"])}
     if not manifest.get("files"):
         links[layout.job / data.test.name] = data.test
@@ -403,7 +428,7 @@ def _link_data(layout: JobPaths, data: DataPaths, manifest: Mapping[str, Any]) -
 
 
 def remove_data(layout: JobPaths, manifest: Mapping[str, Any]) -> None:
-    """Remove a manifest from `.data/`, and the data that it describes unless another manifest there refers to it."""
+    """Remove a manifest from `.data/`, and its data if no other manifest in `.data/` refers to this data."""
     digest, content = str(manifest.get("dataDigest")), str(manifest.get("content"))
     with contextlib.suppress(OSError):
         if _DIGEST.fullmatch(digest):
@@ -414,15 +439,15 @@ def remove_data(layout: JobPaths, manifest: Mapping[str, Any]) -> None:
 
 
 def unused_data(names: Iterable[str], records: Mapping[str, str], digests: Collection[str]) -> list[str]:
-    """Return the names in `.data/` that nothing refers to. `clean` removes the old ones of these names.
+    """Return the names of files and folders in `.data/` that are not used. `clean` removes the old ones.
 
     A manifest `<dataDigest>.json` is used while a job's manifest.json or a release has this digest. The manifest of a
     schedule's run is named `<dataDigest>-<Job>.json`; it is used while a job or a release has the digest before the
-    hyphen. A folder is used while a used manifest refers to it.
+    hyphen. A folder is used while a used manifest refers to the folder.
 
     Args:
         names: all names in `.data/`.
-        records: for each `<dataDigest>.json` the name of the folder to which it refers; empty if it is damaged.
+        records: name of a manifest file → name of the folder to which the manifest refers; empty if it is damaged.
         digests: the data digests of the manifests of all jobs, and of all releases on this storage.
     """
     used = {".lock"}
@@ -434,7 +459,7 @@ def unused_data(names: Iterable[str], records: Mapping[str, str], digests: Colle
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder of `.data/`: first rename it, so that no other pod finds a part of it under its name."""
+    """Remove a folder of `.data/`. First rename it, so that no other pod finds an incomplete folder under its name."""
     removed = folder.with_name(f".{folder.name.strip('.')}.{os.urandom(4).hex()}.tmp")
     with contextlib.suppress(OSError):
         folder.rename(removed)
@@ -454,7 +479,7 @@ def remove_leftovers(layout: JobPaths, alive: Path) -> None:
         for path in list(layout.all_data.iterdir()):
             if not path.name.startswith(".") or path.suffix not in (".tmp", ".alive"):
                 continue
-            with contextlib.suppress(OSError):  # it belongs to another user, or another pod removes it, too
+            with contextlib.suppress(OSError):  # another user owns the file, or another pod has removed it
                 if now - path.lstat().st_mtime > UNUSED_SECONDS:
                     log.info("removing %s, left by a data Job that was killed", path)
                     files.remove_path(path)

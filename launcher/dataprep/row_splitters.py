@@ -1,7 +1,7 @@
-"""Assign rows to shards and to the test set, by numbers that the seed alone determines.
+"""Assign rows to shards and to the test set, by random numbers that the seed determines.
 
-The result depends on the source's rows and the settings, not on the machine or the size of blocks. A golden test fixes
-it.
+The result depends only on the source's rows and the settings, and not on the machine or the size of blocks. A test
+compares it with a stored result.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from launcher.dataprep import text_lines
 
 UInt64s = npt.NDArray[np.uint64]
 _MASK = (1 << 64) - 1
-_ASSIGN, _HOLD_OUT = 0, 1  # second half of the key: two independent streams for each part
+_ASSIGN, _HOLD_OUT = 0, 1  # the purpose in the key of a stream: each part has two independent streams
 
 
 def _stream(seed: int, purpose: int, part: int) -> np.random.Philox:
-    """Return raw 64-bit numbers of Philox4x64-10 with an explicit key, whose stream numpy guarantees.
+    """Return the random generator of a part for a purpose, `_ASSIGN` or `_HOLD_OUT`.
 
-    numpy's distributions and shuffles may change between versions, so they are not used.
+    It is Philox4x64-10 with an explicit key. numpy guarantees that its raw 64-bit numbers stay the same in later
+    versions. numpy's distributions and shuffles may change between versions, so they are not used.
     """
     return np.random.Philox(key=np.array([seed & _MASK, purpose + 2 * part], dtype=np.uint64))
 
 
 class ShardAssigner:
-    """Assigns each block of `shards` consecutive train lines to the shards by a new permutation.
+    """Assigns train lines to shards: of `shards` consecutive lines, each shard gets one, in a new random order.
 
-    Shards therefore differ by at most one line in number, and an order in the source (all lines of one label
-    first) does not become a skew between shards.
+    So the numbers of lines of two shards differ by at most one. If the source is sorted, for example by label, the
+    shards still get about the same number of lines with each label.
     """
 
     def __init__(self, seed: int, shards: int, part: int = 0) -> None:
@@ -42,7 +43,7 @@ class ShardAssigner:
         self._left = np.empty(0, dtype=np.uint16)
 
     def owners(self, lines: int) -> npt.NDArray[np.uint16]:
-        """Return the shard of each of the next `lines` train lines, uint16 of shape (lines,)."""
+        """Return the index of the shard for each of the next `lines` train lines: uint16 of shape (lines,)."""
         blocks = -(-max(0, lines - len(self._left)) // self._shards)
         if blocks:
             raw: UInt64s = self._raw.random_raw(blocks * self._shards).reshape(blocks, self._shards)
@@ -53,21 +54,21 @@ class ShardAssigner:
 
 
 class HeldOutSelector:
-    """Holds out one line of each interval of 1/fraction consecutive lines for the test set.
+    """Holds out lines for the test set: one random line of each interval of 1/`fraction` consecutive lines.
 
-    One interval for each test line keeps their number exact to one line and spreads the test set over the
-    complete source, also when the source is sorted.
+    So the number of held-out lines is exact to one line, and the test set has lines from all over the source, even if
+    the source is sorted. With a `fraction` of 0 no line is held out.
     """
 
     def __init__(self, seed: int, fraction: float, part: int = 0) -> None:
         self._raw = _stream(seed, _HOLD_OUT, part)
         self._length = 1 / fraction if fraction > 0 else 0.0
         self._interval = 0  # the first interval whose line is not drawn yet
-        self._line = 0  # of the source, over all objects
+        self._line = 0  # number of the next line, counted over all objects of the part
         self._selected = np.empty(0, dtype=np.int64)
 
     def select(self, lines: int) -> npt.NDArray[np.bool_]:
-        """Return for each of the next `lines` lines whether it is held out, bool of shape (lines,)."""
+        """Return whether each of the next `lines` lines is held out: bool of shape (lines,)."""
         mask = np.zeros(lines, dtype=np.bool_)
         end = self._line + lines
         if self._length:
@@ -89,9 +90,10 @@ class HeldOutSelector:
 
 
 def is_in_test_set(first: int, lines: int, wanted: int, count: int) -> npt.NDArray[np.bool_]:
-    """Return which of `lines` held-out lines, the first of which is number `first`, are in the test set.
+    """Return for each of `lines` consecutive held-out lines whether it is in the test set: bool of shape (lines,).
 
-    The test set takes `wanted` of all `count` held-out lines, evenly spread. Returns a bool array of shape (lines,).
+    The test set gets `wanted` of all `count` held-out lines, evenly spread. `first` is the number of the first of the
+    `lines` lines among all held-out lines, from 0.
     """
     numbers = np.arange(first, first + lines)
     chosen: npt.NDArray[np.bool_] = (numbers + 1) * wanted // count > numbers * wanted // count
@@ -101,8 +103,8 @@ def is_in_test_set(first: int, lines: int, wanted: int, count: int) -> npt.NDArr
 class LineSplitter:
     """Splits blocks of complete lines into one piece for each shard, and a piece with the held-out lines.
 
-    Without shards, all lines are held out. A subclass splits other rows: it replaces `rows`, `select`, `piece` and
-    `read_back`.
+    A piece is the bytes that are appended to a file. Without shards (`shards` is 0), all lines are held out. A subclass
+    for another kind of rows overrides `rows`, `select`, `piece` and `read_back`.
     """
 
     def __init__(self, seed: int, shards: int, test_fraction: float, part: int = 0) -> None:
@@ -110,9 +112,9 @@ class LineSplitter:
         self._selector = HeldOutSelector(seed, test_fraction, part)
         self._shards = shards
         self.lines = [0] * shards
-        """Lines that each shard has so far."""
+        """Number of lines of each shard so far."""
         self.held = 0
-        """Lines that are held out so far."""
+        """Number of held-out lines so far."""
 
     def rows(self, block: Any) -> Any:
         """Return the rows of a block that ends with a newline: a list of lines without their newlines."""
@@ -121,23 +123,23 @@ class LineSplitter:
         return lines
 
     def select(self, rows: Any, chosen: npt.NDArray[Any]) -> Any:
-        """Return the rows at the indexes `chosen`, int64 [rows]."""
+        """Return the rows at the indexes `chosen`, an integer array."""
         return itemgetter(*chosen.tolist())(rows) if len(chosen) > 1 else [rows[i] for i in chosen]
 
     def piece(self, rows: Any) -> bytes:
-        """Return rows as bytes of a shard, empty without rows."""
+        """Return rows as the bytes that a shard has for them; no bytes if there are no rows."""
         return b"\n".join(rows) + b"\n" if rows else b""
 
     def read_back(self, path: Path) -> Iterator[Any]:
-        """Yield the rows of a file of pieces, in several parts."""
+        """Yield the rows of a file that consists of results of `piece`, several rows at a time."""
         with path.open("rb") as file:
             while lines := file.readlines(text_lines.CHUNK):
                 yield [line[:-1] for line in lines]
 
     def split(self, block: Any) -> tuple[list[bytes], bytes]:
-        """Return one piece of `block` for each shard, and the held-out lines.
+        """Return (one piece of `block` for each shard, a piece with the held-out lines).
 
-        A piece has its lines in the source's order and may be empty.
+        The lines of a piece have the order of the source. A piece may be empty.
         """
         rows = self.rows(block)
         if not self._shards:
@@ -152,10 +154,10 @@ class LineSplitter:
         return pieces, held
 
     def assign(self, rows: Any) -> list[bytes]:
-        """Distribute surplus held-out rows, which the test set does not need, to the shards.
+        """Distribute held-out rows that the test set does not need to the shards.
 
         Returns:
-            The rows of each shard as bytes; they may be empty.
+            One piece for each shard, which may be empty; without shards an empty list.
         """
         if not self._shards:
             return []
@@ -163,9 +165,9 @@ class LineSplitter:
         return pieces
 
     def _group(self, rows: Any, owners: npt.NDArray[np.uint16]) -> list[bytes]:
-        """Return one piece for each shard, then the held-out rows; add to `self.lines` of each shard.
+        """Return one piece for each shard and last a piece with the held-out rows; update `self.lines`.
 
-        `owners` has the shard of each row; for a held-out row the number of shards.
+        `owners` has the index of the shard of each row. For a held-out row it has the number of shards.
         """
         sorted_rows = self.select(rows, np.argsort(owners, kind="stable"))
         pieces, first = [], 0

@@ -16,29 +16,30 @@ from launcher.errors import DataError
 from launcher.log import log
 
 CHUNK = 512 << 10
-"""Bytes read at once: few calls, and the lines still fit into the processor's caches."""
-CSV_RECORDS = 4096  # of one block
+"""Number of bytes that are read at once. So few calls are needed, and the lines still fit into the processor's
+caches."""
+CSV_RECORDS = 4096  # number of records in one block
 NEWLINE = 10
 LINE_MAX = 8 << 20
-"""Bytes of the longest line (and csv field): a line is held in memory, and a longer one is hardly text."""
+"""Largest size of a line and of a csv field, in bytes. A line is held in memory, and a longer line is hardly text."""
 
 
 def line_blocks(stream: IO[bytes], name: str, encoding: str, *, crlf: bool = False) -> Iterator[bytes]:
-    r"""Yield blocks of complete lines of one file in UTF-8; each block ends with a newline.
+    r"""Yield the content of a text file in UTF-8, as blocks of complete lines; each block ends with a newline.
 
-    UTF-8 is passed on byte for byte, except for a byte order mark at its start; other encodings are converted.
-    A last line without a newline gets one.
+    The bytes of a UTF-8 file stay the same, but a byte order mark at its start is removed. Other encodings are
+    converted to UTF-8. If the last line has no newline, a newline is added.
 
     Args:
         stream: the bytes of the file.
-        name: the file in messages.
+        name: name of the file in messages.
         encoding: the file's encoding.
-        crlf: accept lines that end with CRLF (csv); messages then say `line` instead of `row`.
+        crlf: whether lines may end with CRLF, as in csv. Then messages say `line` instead of `row`.
 
     Raises:
-        DataError: bytes that are invalid in the encoding, a NUL, a line of more than `LINE_MAX` bytes, or,
-            unless `crlf`, a line that ends with CRLF. The message has file, row (from 1) and column (byte of
-            the line, from 1).
+        DataError: the file has bytes that are invalid in the encoding, a NUL, a line of more than `LINE_MAX` bytes,
+            or, if `crlf` is False, a line that ends with CRLF. The message has the file, the row (from 1) and the
+            column (byte of the line, from 1).
     """
     row, at = 1, f"{name}, {'line' if crlf else 'row'}"
     rest: list[bytes] = []  # the start of a line whose end is not read yet
@@ -66,7 +67,10 @@ def line_blocks(stream: IO[bytes], name: str, encoding: str, *, crlf: bool = Fal
 
 
 def _utf8_chunks(stream: IO[bytes], name: str, encoding: str) -> Iterator[bytes]:
-    """Yield the text of a file as chunks of UTF-8. The caller checks a UTF-8 file, which is not decoded here."""
+    """Yield the text of a file as chunks of UTF-8.
+
+    This function does not decode a UTF-8 file, so the caller must check that its bytes are valid.
+    """
     chunks = iter(lambda: stream.read(CHUNK), b"")
     if codecs.lookup(encoding).name not in ("utf-8", "ascii"):
         chunks = _converted(chunks, name, encoding)
@@ -78,7 +82,7 @@ def _utf8_chunks(stream: IO[bytes], name: str, encoding: str) -> Iterator[bytes]
 
 
 def _converted(chunks: Iterator[bytes], name: str, encoding: str) -> Iterator[bytes]:
-    """Yield text in another encoding as UTF-8."""
+    """Convert the bytes `chunks` of a text from `encoding` to UTF-8, and yield the converted chunks."""
     decoder, rows = codecs.getincrementaldecoder(encoding)(), 0
     for data in itertools.chain(chunks, (b"",)):
         try:
@@ -105,7 +109,10 @@ def _check_length(length: int, at: str, row: int) -> None:
 
 
 def _check_bytes(block: bytes, at: str, row: int, crlf: bool) -> None:
-    """Raise `DataError` for a NUL, for invalid UTF-8 and, unless `crlf`, for CRLF."""
+    """Raise `DataError` if `block` has a NUL or invalid UTF-8, or if it has CRLF and `crlf` is False.
+
+    `at` is the file and the word `row` or `line`, and `row` the number of the block's first line, for the message.
+    """
     # The search for one byte is far faster than for two, and most texts have no \r at all.
     if not crlf and b"\r" in block and (crlf_at := block.find(b"\r\n")) >= 0:
         raise DataError(
@@ -155,7 +162,10 @@ def _position(block: bytes, offset: int, at: str, row: int) -> str:
 
 
 def warn_of_quotes(spanning: int, first: str) -> None:
-    """Log the number of records of a tab-separated source that span lines, which is rarely meant."""
+    """Log a warning if records of a tab-separated source span several lines, because this is rarely intended.
+
+    `spanning` is the number of such records, and `first` says where the first one is.
+    """
     if spanning:
         log.warning(
             "%d records of the tab-separated text span several lines, because a quote starts a field; the first one is "
@@ -165,30 +175,35 @@ def warn_of_quotes(spanning: int, first: str) -> None:
 
 
 class CsvReader:
-    """Reads csv objects with the same columns into blocks of lines (`csv_records.join_fields`)."""
+    """Reads csv objects with the same columns, and converts their records to lines (`csv_records.join_fields`)."""
 
     def __init__(
         self, delimiter: str, header: bool, columns: tuple[str | int, ...], quoting: str = "minimal"
     ) -> None:
-        """Prepare for objects with these values of data.delimiter, data.header, data.columns and data.quoting."""
+        """Prepare to read objects.
+
+        The arguments are data.delimiter, data.header, data.columns (names or indexes; empty: all) and data.quoting.
+        """
         self._delimiter, self._header, self._columns = delimiter, header, columns
         self._form: Any = {"delimiter": delimiter, "quoting": getattr(csv, f"QUOTE_{quoting.upper()}")}
         self.names: list[str] = []
-        """The header of the first object."""
+        """Column names in the header of the newest object; empty without headers."""
         self.width = 0
-        """Fields of each record."""
+        """Number of fields of each record; 0 before the first record."""
         self.spanning, self.first_spanning = 0, ""
-        """Records of a tab-separated source that span lines, and where the first one is."""
+        """Number of records of a tab-separated source that span several lines; object and lines of the first one."""
         self._indexes: list[int] | None = None
 
     def line_blocks(self, blocks: Iterator[bytes], places: RowPlaces) -> Iterator[bytes]:
-        """Yield blocks of about CSV_RECORDS records, each record as one line; count the records, ignore blank lines.
+        """Yield blocks of about CSV_RECORDS lines, each of which is one record; blank lines of the object are ignored.
 
-        `blocks` is what `text_lines.line_blocks` yields; `places` has the object's name for messages.
+        `blocks` is what the function `line_blocks` of this module yields for the object. `places` has the object's name
+        for messages, and counts the records.
 
         Raises:
-            DataError: a record with another number of fields than the first, a quote that is not closed, a
-                missing column, or another header. The message has object, row (record) and line.
+            DataError: a record has another number of fields than the first record, a quote is not closed, a column of
+                data.columns is missing, or the header differs from the object before. The message has the object, the
+                row (record) and the line.
         """
         csv.field_size_limit(LINE_MAX)
         name = places.name
@@ -228,9 +243,9 @@ class CsvReader:
             yield ("\n".join(lines) + "\n").encode()
 
     def _read_header(self, record: list[str], name: str) -> None:
-        """Read the names of the columns from an object's header, and find the columns to keep in it.
+        """Read the names of the columns from an object's header, and find the columns to keep.
 
-        Columns that are chosen by name are found in each object; otherwise all objects need the same header.
+        If data.columns has only names, objects may have different headers. Otherwise all objects need the same header.
         """
         by_name = bool(self._columns) and all(isinstance(column, str) for column in self._columns)
         if self.names and record != self.names and not by_name:
@@ -242,7 +257,10 @@ class CsvReader:
         self._indexes = self._column_indexes(len(record), record, name)
 
     def _check_width(self, record: list[str], where: str, name: str) -> None:
-        """Store the first record's number of fields; raise `DataError` for a later record with another number."""
+        """Store the number of fields if `record` is the first record; raise `DataError` if it is a later one.
+
+        This method is called only for a record whose number of fields differs from `self.width`.
+        """
         if self.width:
             column = min(len(record), self.width) + 1
             raise DataError(
@@ -253,7 +271,13 @@ class CsvReader:
         self.width, self._indexes = len(record), self._column_indexes(len(record), None, name)
 
     def _column_indexes(self, width: int, header: list[str] | None, name: str) -> list[int] | None:
-        """Return the indexes of data.columns; None for all columns."""
+        """Return the indexes of the columns in data.columns; None for all columns.
+
+        `width` is the number of columns of the object, and `header` its header or None.
+
+        Raises:
+            DataError: the object does not have such a column, or has its name more than once.
+        """
         if not self._columns:
             return None
         indexes = []
