@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from launcher.errors import SettingsError
 from launcher.settings import DataSettings, PodSettings, TrainSettings, settings_of
@@ -47,32 +48,12 @@ def test_settings_come_from_the_document_and_the_variables() -> None:
     )  # fmt: skip
 
 
+INVALID = yaml.safe_load(Path(__file__).with_name("invalid_values.yaml").read_text("utf-8"))
+
+
 @pytest.mark.parametrize(
-    ("field", "value", "expected"),
-    [
-        ("trainers", "three", "an integer"),
-        ("trainers", 1.5, "an integer"),
-        ("trainers", True, "an integer"),
-        ("port", "x", "an integer"),
-        ("job_name", "", "but must be set"),
-        ("passes", None, "Fix: use the chart and the image of one version"),
-        ("events", "true", "true or false"),
-        ("keep_best", 7, "a text: the value is of another type"),
-        ("args", "--lr=1", "an array of texts"),
-        ("rank_wait_hours", "1", "a number"),
-        ("deadline_seconds", "1", "an integer"),
-        ("webhook", "ftp://example.org", "messages are posted there"),
-        ("webhook", "https://me:pass@example.org/", "without a user"),
-        ("webhook", "https://example.org/a b", "messages are posted there"),
-        ("delimiter", "ab", "one character"),
-        ("delimiter", "\n", "one character"),
-        ("encoding", "utf-99", "text encoding"),
-        ("encoding", "hex", "text encoding"),
-        ("encoding", "undefined", "text encoding"),
-        ("columns", [{}], "column names"),
-        ("tables", [1], "array of texts"),
-    ],
-)  # fmt: skip
+    ("field", "value", "expected"), [(field, *case) for field, cases in INVALID.items() for case in cases]
+)
 def test_an_invalid_value_is_one_line_with_key_value_limit_reason_and_fix(
     field: str, value: Any, expected: str
 ) -> None:

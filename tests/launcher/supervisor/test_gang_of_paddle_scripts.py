@@ -156,7 +156,7 @@ def test_the_example_learns_in_one_process_unless_there_are_too_few_texts(tmp_pa
     assert done.returncode == 1
     assert "fewer than training.batchSize (1000). Fix: reduce it" in done.stderr
     assert not (tmp_path / "output").exists(), "no untrained model was saved"
-    done = train_alone(tmp_path, 3, batch=4)
+    done = train_alone(tmp_path, 1, batch=4)
     assert done.returncode == 0, done.stderr
     assert parse_metrics((tmp_path / "output" / "metrics.csv").read_text())[-1].tests["error"] < 0.2, (
         "chance is 0.44"
