@@ -1,8 +1,8 @@
-"""The sources of the data Job: their objects, the parts in which pods read them in parallel, and the text of a part.
+"""List and read the objects of a source, and divide a source into parts, which pods of the data Job read in parallel.
 
-A source is a folder or file of the shared storage, a prefix or archive in S3, or a web address. Each of them lists
-objects and opens an object at any byte. The parts follow from the objects and the number of shards, so that every pod
-plans the same. An archive and a web address are one object that one pod reads.
+A source is a folder or file of the shared storage, a prefix or archive in S3, or a web address. Its class lists the
+objects of the source, and opens an object at any byte. The parts follow from the objects and the number of shards, so
+every pod divides the source into the same parts. An archive or a web address is one object, which a single pod reads.
 """
 
 from __future__ import annotations
@@ -46,12 +46,13 @@ from launcher.log import log
 from launcher.settings import DataSettings
 
 PART_BYTES = 256 << 20
-"""Bytes of a part: some seconds of work, which an evicted pod loses."""
+"""Smallest target size of a part in bytes. A part takes some seconds, and an evicted pod loses at most this work."""
 SHARD_FILE_BYTES = 4 << 20
-"""Smallest average size of a part's file for one shard: file systems limit the number of files, too."""
+"""Smallest average size in bytes of the file that a part writes for one shard. With more shards the parts are larger,
+because file systems also limit the number of files."""
 
 
-TIMEOUT_SECONDS = 30.0  # without a byte
+TIMEOUT_SECONDS = 30.0  # timeout of a web server that sends no byte
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _RANGE = re.compile(r"bytes (\d{1,18})-\d*/(\d{1,18}|\*)")
 _FIXES = {
@@ -75,7 +76,7 @@ Spark and Hadoop skip names that start with `.` or `_` (but not the folder `_day
 progress; the others are temporary, backup and marker files of macOS, Windows, editors and programs that download.
 """
 _NO_DATA_FILE = re.compile(r"\.|(__macosx|__pycache__|thumbs\.db|desktop\.ini|lost\+found)$", re.IGNORECASE)
-"""The same with data.format files, where a file may be empty, and its name may begin with `_`."""
+"""Names that are never read with data.format files. With this format a file's name may begin with `_`."""
 _NOT_TEXT = re.compile(
     r".*\.(parquet|orc|avro|arrow|feather|zip|whl|jar|tar|t[gbx]z2?|7z|rar|zst|lz4|lzma|z|png|jpe?g|gif|bmp|webp|pdf|"
     r"docx?|xlsx?|h5|hdf5|np[yz]|pkl|pickle|tfrecords?|sqlite3?|db|exe|so)",
@@ -84,30 +85,33 @@ _NOT_TEXT = re.compile(
 
 
 def display_name(source: str) -> str:
-    """Return the source for messages and the manifest: a web address without password and query."""
+    """Return the address `source` for messages and the manifest; a web address without password and query."""
     return without_credentials(source) if source.startswith(("https://", "http://")) else source
 
 
 def source_name(settings: DataSettings) -> str:
-    """Return the source for messages, digests and the manifest: its `display_name`, or the Secret with its address."""
+    """Return the name of the source for messages, digests and the manifest.
+
+    This is the `display_name` of data.source, or for data.sourceSecret the name of the Secret that has the address.
+    """
     secret = settings.source_secret
     return f"the address in Secret {secret}" if secret else display_name(settings.source)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceObject:
-    """Identifies one file or object of a source, and its content by `version`."""
+    """Identifies one file or object of a source, in the version that was listed."""
 
     name: str
     size: int | None
-    """Bytes; None when they are unknown."""
+    """Size in bytes; None when it is unknown."""
     version: str
-    """Another value means other content: an ETag, or the time of the last change; empty when it is unknown."""
+    """An ETag or the time of the last change, which changes with the content; empty when it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """Refers to the lines of an object that start at the bytes `begin` (included) to `end` (excluded)."""
+    """A range of an object: all lines that start at the bytes `begin` (included) to `end` (excluded)."""
 
     object: SourceObject
     begin: int
@@ -121,15 +125,15 @@ class ByteRange:
 
 @dataclass(frozen=True)
 class PlannedPart:
-    """Describes a part of the source, which one pod reads and splits; all parts together are the plan."""
+    """Describes a part of the source, which one pod reads and splits."""
 
     key: str
     """The part's number in five digits, or `test` for data.testSource."""
     source: Source
     ranges: tuple[ByteRange, ...]
-    """What the part reads; at least one."""
+    """The ranges that the part consists of; at least one."""
     test_rows: int
-    """Largest number of lines of the part that go to the test set."""
+    """Largest number of lines of this part that go to the test set."""
 
     @property
     def number(self) -> int | None:
@@ -145,17 +149,20 @@ class PlannedPart:
 def plan_parts(
     objects: Sequence[SourceObject], part_bytes: int, *, divisible: bool = False, cost: int = 0
 ) -> list[list[ByteRange]]:
-    """Return parts of about `part_bytes` bytes, in the order of the objects; a smaller source is one part.
+    """Divide the objects of a source into parts of about `part_bytes` bytes, in the order of the objects.
 
-    If the source is `divisible`, an object may be divided between parts, except a compressed one. Each range counts as
-    `cost` bytes more than it has.
+    Args:
+        objects: the objects of the source.
+        part_bytes: target size of a part. A smaller source becomes a single part.
+        divisible: whether an object that is not compressed may be divided between parts.
+        cost: number of bytes that are added to the size of each range.
     """
     parts: list[list[ByteRange]] = [[]]
     room = part_bytes
     for found in objects:
         end, size = 0, found.size or 0
         complete = not divisible or found.name.lower().endswith(COMPRESSED)
-        while True:  # an empty object is a range, too
+        while True:  # an empty object becomes a range, too
             if room <= 0:
                 parts.append([])
                 room = part_bytes
@@ -168,17 +175,20 @@ def plan_parts(
 
 
 def complete_objects(objects: Sequence[SourceObject]) -> list[ByteRange]:
-    """Return the objects, each as one range."""
+    """Return one range for each object, which covers the complete object."""
     return [ByteRange(found, 0, found.size or 0) for found in objects]
 
 
 def part_size(shards: int) -> int:
-    """Return the size in bytes of each part of a source, from the number of shards."""
+    """Return the target size in bytes of the parts of a source that is split into `shards` shards."""
     return max(PART_BYTES, SHARD_FILE_BYTES * shards)
 
 
 def distribute(total: int, weights: Sequence[int]) -> list[int]:
-    """Return `total` distributed by weight, with exactly this sum; evenly when every weight is 0."""
+    """Divide the number `total` in proportion to `weights`; return one integer for each weight.
+
+    The sum of the integers is exactly `total`. If all weights are 0, the division is even.
+    """
     weights = weights if any(weights) else [1] * len(weights)
     ends = [0, *itertools.accumulate(weights)]
     edges = [total * end // ends[-1] for end in ends]
@@ -186,13 +196,16 @@ def distribute(total: int, weights: Sequence[int]) -> list[int]:
 
 
 def range_lines(blocks: Iterator[bytes], begin: int, end: int, digest: hashlib._Hash) -> Iterator[bytes]:
-    """Yield the lines of a byte range of an object, in pieces; `digest` is updated with them.
+    """Yield the lines that start in a byte range of an object, and update `digest` with their bytes.
+
+    The lines are yielded as blocks of bytes, which may begin and end inside a line.
 
     Args:
-        blocks: the content of the object. It begins one byte before the range (unless the range begins at byte 0),
-            because this byte shows whether a line starts at the first byte of the range: only if it is a newline.
+        blocks: the content of the object from the byte before the range on, or from byte 0 on if the range begins
+            there. The byte before the range shows whether a line starts at the first byte of the range, because in
+            this case it is a newline.
         begin: the first byte of the range.
-        end: the byte after the range; the last line may end after it.
+        end: the byte after the range. The last line may end later.
         digest: the sha256 of the part.
     """
     is_inside_line, left = begin > 0, end - max(0, begin - 1)
@@ -215,7 +228,7 @@ def range_lines(blocks: Iterator[bytes], begin: int, end: int, digest: hashlib._
 
 
 def is_hidden(path: str, data_format: str) -> bool:
-    """Return whether a file below the source is never read, because its name or the name of a folder is hidden."""
+    """Return whether the file at `path` below the source is never read, because it or its folder has a hidden name."""
     pattern = _NO_DATA_FILE if data_format == "files" else _HIDDEN
     return any(map(pattern.match, path.split("/")))
 
@@ -223,7 +236,7 @@ def is_hidden(path: str, data_format: str) -> bool:
 def _walk(root: Path, data_format: str) -> Iterator[Path]:
     """Yield the path of each file below `root`, at any depth.
 
-    Hidden folders and links to folders are yielded too, each as one path: their content is not read.
+    This function also yields the paths of hidden folders and of links to folders, but not what is in them.
 
     Raises:
         OSError: a folder cannot be read.
@@ -240,7 +253,7 @@ def _walk(root: Path, data_format: str) -> Iterator[Path]:
 
 @dataclass(eq=False)
 class Source(abc.ABC):
-    """Lists the objects of a source, and opens each of them at any byte."""
+    """Lists the objects of a source, and opens an object at any byte."""
 
     settings: DataSettings
     progress: DataProgress
@@ -250,7 +263,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def __post_init__(self) -> None:
-        """Prepare to list and open objects. Raises `DataError` if the source cannot exist."""
+        """Prepare to list and open objects. Raise `DataError` if the source is known not to exist."""
 
     @property
     def name(self) -> str:
@@ -264,19 +277,20 @@ class Source(abc.ABC):
 
     @property
     def keeps_files(self) -> bool:
-        """Return whether the data is the files of the source, not their text."""
+        """Return whether the data consists of the files of the source (data.format files), and not of their rows."""
         return self.settings.format == "files"
 
     def _files_to_read(self, found: Mapping[str, SourceObject | None]) -> list[SourceObject]:
-        """Return the files of a folder or prefix that are read: all that are neither hidden nor empty; log the others.
+        """Return the files of a folder or prefix that are read, and log the names of the others.
 
-        If data.format is `files`, empty files are read, too, except an empty key of a bucket that ends with a slash,
-        which stands for a folder.
+        Hidden and empty files are not read. With data.format files, empty files are read, too, except the empty objects
+        of a bucket whose key ends with a slash: such an object stands for a folder.
 
-        `found` is all files by their path below the source; a hidden one may be None.
+        Args:
+            found: path below the source → file. The value for a hidden file may be None.
 
         Raises:
-            DataError: a file's name shows that it is not text, or no file is left.
+            DataError: there is no file to read, or the name of a file shows that the file is not text.
         """
         keeps, data_format = self.keeps_files, self.settings.format
         usable = {
@@ -302,18 +316,18 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def objects(self) -> list[SourceObject]:
-        """Return the objects that are read, in their order. Raises `DataError` when there is none."""
+        """Return the objects to read, in the order in which they are read. Raise `DataError` when there is none."""
 
     @abc.abstractmethod
     def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> OpenObject:
-        """Open an object at the byte `begin`; all bytes that are read are added to `digest`."""
+        """Open an object at the byte `begin`; the returned stream updates `digest` with all bytes that are read."""
 
     @abc.abstractmethod
     def display_name(self, found: SourceObject) -> str:
         """Return the object's address for messages."""
 
     def below(self, found: SourceObject) -> str:  # noqa: ARG002 - for subclasses
-        """Return the path of an object below the source; empty: the object is the source itself."""
+        """Return the path of an object below the source; an empty text if the object is the source itself."""
         return ""
 
     def file_on_disk(
@@ -323,9 +337,15 @@ class Source(abc.ABC):
         size: int | None,
         folder: Path,
     ) -> Path:
-        """Return the path of a zip or Parquet file: its index is at its end, so it is not read from start to end.
+        """Copy an object to a file in `folder`, and return the path of the file.
 
-        Copies the content `stream` of the object `found`, of `size` bytes (None: unknown), to `folder`.
+        Zip and Parquet files need this, because their index is at their end, so they are not read from start to end.
+
+        Args:
+            found: the object.
+            stream: the content of the object.
+            size: the size of the object in bytes; None if unknown.
+            folder: the folder for the file.
         """
         path = folder / "source.tmp"
         require_space(path, size or 0, "the file itself")
@@ -338,18 +358,18 @@ class Source(abc.ABC):
     def check_unchanged(self, found: SourceObject) -> None:  # noqa: B027 - most streams check it themselves
         """Raise `DataError` if the object has changed since it was listed.
 
-        Does nothing here: most streams find that out while they read.
+        This method does nothing in the base class, because most streams notice a change while they read.
         """
 
     def close(self) -> None:  # noqa: B027 - most sources have nothing to close
-        """Close connections that all objects share; each stream is closed by its reader."""
+        """Close connections that all objects share. Who has opened an object must close it."""
 
 
 class StorageSource(Source):
     """Reads a file of the shared storage, or all text files below a folder in the order of their paths."""
 
     def __post_init__(self) -> None:
-        """Find the file or folder. Raises `DataError` when it does not exist."""
+        """Find the file or folder. Raise `DataError` when it does not exist."""
         sources = self.settings.layout.sources
         path = sources / self.settings.source.removeprefix("file://")
         self._check_below_sources(path)
@@ -368,11 +388,11 @@ class StorageSource(Source):
         self._root, self._base = path, path if path.is_dir() else path.parent
 
     def objects(self) -> list[SourceObject]:
-        """Return the files of the source that are read; open each one, to find unreadable files.
+        """Return the files of the source that are read. Open each of them, to find unreadable files early.
 
         Raises:
-            DataError: there is none; one is unreadable, no regular file or outside of sources/; or the source is a
-                folder, but data.member is set.
+            DataError: there is no file to read; a file is unreadable, is no regular file or is outside of sources/; or
+                the source is a folder, but data.member is set.
         """
         root, data_format = self._root, self.settings.format
         if self.is_single and root.is_dir():
@@ -407,7 +427,7 @@ class StorageSource(Source):
                 ) from error
 
     def _check_below_sources(self, path: Path) -> None:
-        """Raise `DataError` when `path` is a link to something outside of sources/."""
+        """Raise `DataError` when `path`, after following all links, is outside of the folder sources/."""
         sources = self.settings.layout.sources
         if not path.resolve().is_relative_to(sources.resolve()):
             raise DataError(
@@ -429,17 +449,20 @@ class StorageSource(Source):
         return SourceObject(path.relative_to(self._base).as_posix(), stat.st_size, str(stat.st_mtime_ns))
 
     def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> OpenObject:
-        """Open the file at the byte `begin`; all bytes read are added to `digest`. Raises as `check_unchanged`."""
+        """Open the file at the byte `begin`; the returned stream updates `digest` with all bytes that are read.
+
+        Raise `DataError` if the file has changed since it was listed.
+        """
         self.check_unchanged(found)
         blocks = file_blocks(self._base / found.name, self.progress, digest, begin)
         return OpenObject(blocks, found.size, blocks.close)
 
     def below(self, found: SourceObject) -> str:
-        """Return the path of a file below the folder; empty if the source is the file."""
+        """Return the path of a file below the folder; an empty text if the source is this file."""
         return found.name if self._base == self._root else ""
 
     def file_on_disk(self, found: SourceObject, *_: object) -> Path:
-        """Return the path of the file, which is not copied."""
+        """Return the path of the file itself: a file of the shared storage is not copied."""
         return self._base / found.name
 
     def check_unchanged(self, found: SourceObject) -> None:
@@ -455,13 +478,13 @@ class StorageSource(Source):
             )
 
     def display_name(self, found: SourceObject) -> str:
-        """Return the file as a file:// address."""
+        """Return the file's file:// address."""
         source = self.settings.source
         return f"{source.rstrip('/')}/{found.name}" if self._base == self._root else source
 
 
 class S3Source(Source):
-    """Lists and opens objects of `data.source`; a request that S3 rejects raises `DataError` with a fix."""
+    """Lists and opens objects of a bucket. A request that S3 rejects raises `DataError` with a fix."""
 
     def __post_init__(self) -> None:
         self._source = self.settings.source
@@ -473,10 +496,13 @@ class S3Source(Source):
             raise DataError(f"{self.name}: {error}") from error
 
     def objects(self) -> list[SourceObject]:
-        """Return the objects to read whose key is the prefix, or is below it as a folder, sorted by key.
+        """Return the objects to read, sorted by key.
+
+        These are the object whose key is data.source, and all objects below data.source as a folder. If data.member is
+        set, or if data.format is files and the first object exists, only the first object is read.
 
         Raises:
-            DataError: there is none.
+            DataError: there is no object to read.
         """
         if self.is_single:
             return [self._find_archive()]
@@ -484,11 +510,11 @@ class S3Source(Source):
         below = [one for one in found if one.name == self._key or one.name.startswith(self._folder)]
         if self.keeps_files and below and below[0].name == self._key and self._key[-1] != "/":
             below = below[:1]
-        # Without the folder: the names in data.source itself, and an object that it names, are not hidden.
+        # Only the path below the source may be hidden: the user has written the names in data.source on purpose.
         return self._files_to_read({self.below(one): one for one in below})
 
     def below(self, found: SourceObject) -> str:
-        """Return the rest of a key below the prefix; empty if data.source is the object."""
+        """Return the part of the object's key after the prefix; an empty text if data.source is this object."""
         return found.name[len(self._folder) :]
 
     def _find_archive(self) -> SourceObject:
@@ -497,7 +523,7 @@ class S3Source(Source):
         Raises:
             DataError: there is no such object; the message lists objects next to it.
         """
-        first = next(self._list(self._key), None)  # of all keys with this prefix, the key itself is first
+        first = next(self._list(self._key), None)  # the key itself precedes longer keys
         if first is not None and first.name == self._key:
             return first
         if below := list(islice(self._list(self._key + "/"), NAMES_SHOWN)):
@@ -528,7 +554,10 @@ class S3Source(Source):
                 return
 
     def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> OpenObject:
-        """Open an object, in the version that was listed, at the byte `begin`; all bytes read are added to `digest`."""
+        """Open an object at the byte `begin`, in the version that was listed.
+
+        The returned stream updates `digest` with all bytes that are read.
+        """
         from botocore.exceptions import HTTPClientError, IncompleteReadError
         from urllib3.exceptions import HTTPError
 
@@ -544,7 +573,7 @@ class S3Source(Source):
             body, total = answer["Body"], offset + answer["ContentLength"]
             return RemoteBody(body.read, broken, offset, total, found.version, body.close)
 
-        retry = replace(self.retry, failures=0)  # several threads read objects at the same time
+        retry = replace(self.retry, failures=0)  # a copy: several threads read at the same time
         stream = ResumingStream(name, open_at, retry, self.progress, digest, begin)
         ahead = Prefetch(stream.blocks(), _AHEAD)
 
@@ -574,7 +603,7 @@ def _names(found: Iterable[SourceObject]) -> str:
 
 
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, but never from https to anything else."""
+    """Follows redirects, but rejects a redirect from https to another scheme."""
 
     def __init__(self, key: str, name: str) -> None:
         self._key, self._name = key, name
@@ -597,7 +626,7 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     def http_error_302(
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any
     ) -> Any:
-        """Follow a redirect; close the connection if the new address is malformed, which urllib does not."""
+        """Follow a redirect. If the new address is malformed, close the connection, because urllib leaves it open."""
         try:
             return super().http_error_302(req, fp, code, msg, headers)
         except ValueError:
@@ -616,7 +645,7 @@ class WebSource(Source):
     """Reads a web address: https://, or http:// with a checksum."""
 
     def __post_init__(self) -> None:
-        """Prepare to read the address. Raises `DataError` if it cannot be requested."""
+        """Prepare to read the address. Raise `DataError` if the address is malformed or contains a password."""
         url, key, name = self.settings.source, self.key, source_name(self.settings)
         self._url, self._name = url, name
         self._opener = urllib.request.build_opener(_SafeRedirects(key, name))
@@ -640,11 +669,14 @@ class WebSource(Source):
             )
 
     def objects(self) -> list[SourceObject]:
-        """Return the address as one object, whose size and version are unknown."""
+        """Return a single object for the address. The size and the version of this object are unknown."""
         return [SourceObject(self._name, None, "")]
 
     def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> OpenObject:
-        """Connect, and return the content from the byte `begin` on; all bytes read are added to `digest`."""
+        """Connect, and return the content from the byte `begin` on.
+
+        The returned stream updates `digest` with all bytes that are read.
+        """
         web = ResumingStream(found.name, self._request, self.retry, self.progress, digest, begin)
         self.progress.total = web.total
         return OpenObject(web.blocks(), web.total, web.close)
@@ -654,7 +686,11 @@ class WebSource(Source):
         return found.name
 
     def _request(self, offset: int, version: str, /) -> RemoteBody:
-        """Request the bytes from `offset` on, if the content still has this `version`."""
+        """Request the content from the byte `offset` on.
+
+        If the content no longer has the version `version`, the server sends the new content from byte 0 on. An empty
+        `version` is not compared.
+        """
         headers = {"User-Agent": "paddle-training-launcher", "Accept-Encoding": "identity"}
         if offset:
             headers["Range"] = f"bytes={offset}-"
@@ -665,7 +701,7 @@ class WebSource(Source):
             response = self._opener.open(request, timeout=TIMEOUT_SECONDS)
         except urllib.error.HTTPError as error:
             with error:
-                # After a break at the very end of a source whose size the server did not send.
+                # This happens if the connection broke at the end of a source whose size the server did not send.
                 if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{offset}":
                     return RemoteBody(lambda _: b"", (), offset, offset, version, lambda: None)
                 raise self._status_error(error) from error
@@ -711,9 +747,9 @@ class WebSource(Source):
 
 
 def open_source(settings: DataSettings, progress: DataProgress, retry: Retry, key: str) -> Source:
-    """Return the source of data.source or data.testSource.
+    """Return the `Source` for the address in `settings.source`; `key` is the setting that has this address.
 
-    Raises `DataError` if it does not exist, or the address in data.sourceSecret does not begin with https://.
+    Raise `DataError` if the source does not exist, or if the address in data.sourceSecret does not begin with https://.
     """
     scheme = settings.source.partition("://")[0]
     if settings.source_secret and scheme != "https":
@@ -726,20 +762,22 @@ def open_source(settings: DataSettings, progress: DataProgress, retry: Retry, ke
 
 
 class PartReader:
-    """Reads the text and side tables of one part of a source; `folder` is for an archive that has to be copied.
+    """Reads the text and side tables of one part of a source, and calculates the sha256 of the part.
 
-    Its sha256 covers, in order, the stored bytes of complete objects and the lines of divided ones.
+    The sha256 covers the part's ranges in their order: all stored bytes of a range that is a complete object, and the
+    lines of a range that is a piece of an object.
     """
 
     def __init__(self, part: PlannedPart, folder: Path) -> None:
+        """Prepare to read `part`; zip and Parquet files that must be copied are copied to `folder`."""
         self._source, self._ranges, self._folder = part.source, part.ranges, folder
         self._sha256 = hashlib.sha256()
 
     def files(self) -> Iterator[SourceFile]:
-        """Yield the text of each byte range that belongs to this part, and side tables (data.tables)."""
+        """Yield the text of each byte range of this part, and the side tables (data.tables) of an archive."""
         source = self._source
         for one in self._ranges:
-            # The byte before a range is read, but does not belong to the part's sha256.
+            # The byte before a range is read, but the part's sha256 does not include it.
             digest = self._sha256 if one.is_complete_object else hashlib.sha256()
             with contextlib.closing(source.open(one.object, max(0, one.begin - 1), digest)) as opened:
                 if source.settings.member:
@@ -752,9 +790,11 @@ class PartReader:
             source.check_unchanged(one.object)
 
     def seekable_files(self) -> Iterator[tuple[Path, str, int, int]]:
-        """Yield the path on this pod, name, first byte and last byte (excluded) of each range of Parquet files.
+        """Yield (path of a file, its name for messages, first byte, byte after the last one) for each range of this
+        part.
 
-        They are not read from start to end, so one that is no file of the storage is copied first.
+        This is for Parquet and Arrow files, which are not read from start to end. The path of a file on the shared
+        storage is the file itself. An object of another source is first copied to a file of this pod.
         """
         source = self._source
         for one in self._ranges:

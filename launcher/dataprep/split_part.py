@@ -1,7 +1,7 @@
-"""Split one part of a source: each line goes to a shard's file or to the test set; combine all parts at the end.
+"""Split one part of a source: write each line to the file of a shard or of the test set. Combine all parts at the end.
 
-One pass over the source in constant memory: a thread reads and hashes the source, the calling thread splits
-lines, another thread hashes and writes.
+A part is read once, in constant memory. One thread reads and hashes the source, the calling thread splits the lines,
+and another thread hashes and writes the files.
 """
 
 from __future__ import annotations
@@ -32,16 +32,19 @@ from launcher.io.thread_jobs import await_future
 from launcher.paths import DataPaths
 from launcher.settings import DataSettings
 
-_AHEAD = 4  # blocks of lines between the reading thread and the splitting one
-_BATCH_BYTES = 2 << 20  # given to the writing thread at once
-_MAX_PENDING = 2  # batches that may wait for the writing thread: limits the memory
+_AHEAD = 4  # blocks of lines that may wait between the reading thread and the splitting thread
+_BATCH_BYTES = 2 << 20  # bytes that are given to the writing thread at once
+_MAX_PENDING = 2  # batches that may wait for the writing thread; this limits the memory
 _SYNC_THREADS = 2
 FLUSH_BYTES = 16 << 20  # written bytes after which the disk starts to write, which shortens the last fsync
 _READER_SECONDS = 2.0  # a reader that hangs in a network call ends with the process
 
 
 def _batches(rows: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
-    """Join the pieces of several `rows` (one piece for each file) to one, so that writes are fewer and larger."""
+    """Join pieces of data for the same file, so that writes are fewer and larger.
+
+    Each element of `rows`, and each yielded batch, has one piece for each file. A batch has about _BATCH_BYTES bytes.
+    """
     waiting: list[list[bytes]] = []
     size = 0
     for pieces in rows:
@@ -55,9 +58,9 @@ def _batches(rows: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
 
 
 class PartSplitter:
-    """Splits the rows of one part of the source, or of the complete source, into shards and a test set.
+    """Splits the rows of one part of the source into shards and a test set.
 
-    Writes `<shard>/train.txt`, `test.txt` and `tables/` below `folder`, which is the part's own folder.
+    It writes `<shard>/train.txt`, `test.txt` and `tables/` below `folder`, which no other part uses.
     """
 
     def __init__(self, part: sources.PlannedPart, folder: Path) -> None:
@@ -74,15 +77,16 @@ class PartSplitter:
     def run(self) -> dict[str, Any]:
         """Read the part once and write its files.
 
-        All of data.testSource is for the test set; lines beyond the largest number of test lines are left out. Of other
-        sources, these lines are trained on.
+        All lines of data.testSource are held out for the test set, and a fraction of the lines of other sources. If
+        more lines are held out than the part may give to the test set, the shards get the rest. The rest of
+        data.testSource is left out.
 
         Returns:
-            The part's marker, the content of the JSON file that records that the part is finished:
-            {"lines": for each shard, "files": [{"bytes", "sha256"}] for each shard,
+            The part's marker, which is the content of the JSON file that records that the part is finished:
+            {"lines": [number of lines of each shard], "files": [{"bytes", "sha256"} of each shard],
             "test": {"lines", "bytes", "sha256"}, "tables": [{"name", "bytes", "sha256"}],
-            "sha256": of the source, "header", "columns",
-            "spanning": [records of tab-separated text that span lines, where the first one is]}.
+            "sha256": sha256 of the part, "header": [column names], "columns": number of columns,
+            "spanning": [number of records of tab-separated text that span lines, where the first one is]}.
 
         Raises:
             DataError: the source is damaged, or has an invalid row.
@@ -128,7 +132,11 @@ class PartSplitter:
     def _split(
         self, splitter: LineSplitter, blocks: Iterator[Any], hold: Callable[[bytes], object]
     ) -> Iterator[list[bytes]]:
-        """Yield the train lines of each block as one piece for each output file; pass held-out lines to `hold`."""
+        """Split each block; yield one piece of train lines for each output file, and call `hold` with the held-out
+        lines.
+
+        The last output file is the test set. Its piece is empty here.
+        """
         for block in blocks:
             train, test = splitter.split(block)
             hold(test)
@@ -137,9 +145,10 @@ class PartSplitter:
             self._progress.report()
 
     def _write_test_set(self, splitter: LineSplitter, writers: FileWriters, held: Path, wanted: int) -> None:
-        """Write `wanted` of the held-out lines, evenly spread, to the test set.
+        """Write `wanted` of the held-out lines, evenly spread, to the test set, and the others to the shards.
 
-        The other lines are trained on, or left out if there are no shards (the source is data.testSource).
+        `held` is the file with all held-out lines. If there are no shards, because the source is data.testSource, the
+        other lines are left out.
         """
         first = 0
         with storage_errors(held):
@@ -152,7 +161,7 @@ class PartSplitter:
                 self._progress.report("writing the test set")
 
     def _read(self) -> Iterator[Any]:
-        """Yield blocks of complete lines, or record batches; write side tables. Runs in the reading thread."""
+        """Yield blocks of complete lines, or record batches, and copy side tables. Runs in the reading thread."""
         if self._settings.format == "parquet":
             from launcher.dataprep.parquet_rows import ParquetReader
 
@@ -187,7 +196,7 @@ class PartSplitter:
 
 
 def check_sha256(settings: DataSettings, found: str) -> None:
-    """Raise `DataError` if the source has another sha256 than data.sha256, which is empty if any is valid."""
+    """Raise `DataError` if data.sha256 is set, and differs from `found`, the sha256 of the source."""
     if settings.sha256 and found != settings.sha256:
         raise DataError(
             f"data.sha256 is {settings.sha256}, but {sources.source_name(settings)} has {found}: "
@@ -207,7 +216,10 @@ class _OutputFile:
         self.flushed = 0
 
     def write(self, data: bytes) -> bool:
-        """Append `data`. Return True each time FLUSH_BYTES more were written: the caller then calls `sync_flushed`."""
+        """Append `data`. Return whether FLUSH_BYTES were written since the last flush, and were flushed now.
+
+        In this case the caller must call `sync_flushed`.
+        """
         with storage_errors(self.path):
             self.sha256.update(data)
             self.file.write(data)
@@ -219,9 +231,9 @@ class _OutputFile:
             return True
 
     def sync_flushed(self) -> None:
-        """Wait until the flushed bytes are on the disk; `finish` reports an error of the disk.
+        """Wait until the flushed bytes are on the disk. This method ignores errors, because `finish` reports them.
 
-        Runs in a thread of its own, while the caller's thread continues to `write`.
+        It runs in another thread than `write`, so that writing continues meanwhile.
         """
         with contextlib.suppress(OSError, ValueError):  # the last fsync reports the error with its reason
             os.fdatasync(self.file.fileno())
@@ -235,7 +247,11 @@ class _OutputFile:
 
 
 def write_file(path: Path, blocks: Iterable[bytes]) -> dict[str, Any]:
-    """Write a file, and wait until it is on the disk (fsync); return {"bytes", "sha256"}. Raises `StorageError`."""
+    """Write `blocks` to a file, wait until the file is on the disk (fsync), and return {"bytes", "sha256"}.
+
+    Raises:
+        StorageError, StorageFailedError: the file cannot be written.
+    """
     with storage_errors(path):
         output = _OutputFile(path)
         with contextlib.closing(output.file):
@@ -245,13 +261,13 @@ def write_file(path: Path, blocks: Iterable[bytes]) -> dict[str, Any]:
 
 
 class FileWriters:
-    """Appends pieces of data to several files and hashes them, in a thread of its own, in the order of `put`.
+    """Appends pieces of data to several files, and hashes them, in another thread.
 
-    Hashing and writing release the interpreter's lock, so the caller can split the next lines at the same time.
+    Hashing and writing release Python's global lock (GIL), so the caller can split the next lines at the same time.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Create the files at `paths`. Raises `StorageError`."""
+        """Create the files at `paths`. Raise `StorageError` if a file cannot be created."""
         _raise_open_file_limit(len(paths))
         self._files: list[_OutputFile] = []
         with contextlib.ExitStack() as undo, storage_errors(paths[0]):
@@ -264,9 +280,10 @@ class FileWriters:
         self._pending: deque[Future[None]] = deque()
 
     def put(self, pieces: Sequence[bytes], wait: Callable[[], None]) -> None:
-        """Append one piece, possibly empty, to each file.
+        """Append one piece to each file; the writing thread does so later. `pieces` has the order of the files.
 
-        `wait` is called about once a second while the disk is slower than the caller; it may raise.
+        A piece may be empty. If too many pieces wait to be written, this method waits; meanwhile it calls `wait` about
+        once a second, and `wait` may raise.
 
         Raises:
             StorageError: an earlier piece could not be written, for example because the disk is full.
@@ -276,7 +293,9 @@ class FileWriters:
         self._pending.append(self._writer.submit(self._write, pieces))
 
     def finish(self, wait: Callable[[], None]) -> list[dict[str, Any]]:
-        """Wait until every file is on the disk (fsync); return {"bytes", "sha256"} of each.
+        """Wait until every file is on the disk (fsync); return {"bytes", "sha256"} of each file.
+
+        Meanwhile this method calls `wait` about once a second; `wait` may raise.
 
         Raises:
             StorageError: a file could not be written.
@@ -287,7 +306,7 @@ class FileWriters:
         return [await_future(one, wait) for one in last]
 
     def close(self) -> None:
-        """Stop the threads, and close the files; pieces that `finish` has not waited for are not written."""
+        """Stop the threads, and close the files. Pieces that are not written yet are dropped."""
         for pool in (self._writer, self._syncs):
             pool.shutdown(cancel_futures=True)
         for each in self._files:
@@ -301,7 +320,7 @@ class FileWriters:
 
 
 def _raise_open_file_limit(count: int) -> None:
-    """Raise this process's soft limit of open files for `count` more files, up to its hard limit."""
+    """Raise this process's soft limit of open files, up to its hard limit, so that it can open `count` more files."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -319,13 +338,14 @@ def assemble_shards(
     tests: list[Path],
     progress: DataProgress,
 ) -> dict[str, Any]:
-    """Complete the shards and the test set in the folder `work`; return what the manifest says about them.
+    """Complete the shards and the test set in the folder `work`; return the manifest's fields about them.
 
     Args:
         settings: the settings of this pod.
         work: the folder in which the pods of this data Job work.
-        markers: what `PartSplitter.run` returned for each part of the source, and last for data.testSource if set.
-        tests: the parts' test sets.
+        markers: what `PartSplitter.run` returned for each part of the source. The last marker is the one of
+            data.testSource, if this is set.
+        tests: the files with the parts' test lines, in the same order. They are joined to the test set.
         progress: enforces the deadline.
 
     Raises:
@@ -378,16 +398,16 @@ def assemble_shards(
 
 
 def shard_file_name(part: int, parts: int) -> str:
-    """Return the name of the file with the rows of one part of the source; it is the same in all shards' folders.
+    """Return the name of the file with the rows of one part of the source. All shards' folders use the same name.
 
-    A part is a set of files, or a range of bytes, of the source. `part` is its number, from 0; `parts` is the number
-    of all parts.
+    A part is a set of files, or a range of bytes, of the source. `part` is the number of the part, from 0, and `parts`
+    the number of parts.
     """
     return "train.txt" if parts == 1 else f"train-{part:05d}.txt"
 
 
 def _join_files(paths: list[Path], target: Path, progress: DataProgress) -> dict[str, Any]:
-    """Write the content of `paths` to `target`, in order; return {"bytes", "sha256"}."""
+    """Write the content of the files `paths`, one after the other, to `target`; return its {"bytes", "sha256"}."""
 
     def blocks() -> Iterator[bytes]:
         for path in paths:
@@ -400,10 +420,10 @@ def _join_files(paths: list[Path], target: Path, progress: DataProgress) -> dict
 
 
 def _check_lines(settings: DataSettings, lines: list[int], held: int, parts: list[int]) -> None:
-    """Raise `DataError` when a shard, or a required test set, would be empty.
+    """Raise `DataError` when a shard would be empty, or when the settings require a test set and it would be empty.
 
-    `lines` has the number of train lines of each shard, `parts` the number of train lines of each part of the source.
-    `held` is the number of lines of the test set.
+    `lines` has the number of train lines of each shard, and `parts` the number of train lines of each part of the
+    source. `held` is the number of lines of the test set.
     """
     name, train = sources.source_name(settings), sum(lines)
     if train >= settings.split_count and min(lines) == 0:
@@ -433,7 +453,10 @@ def _check_lines(settings: DataSettings, lines: list[int], held: int, parts: lis
 
 
 def _check_columns(settings: DataSettings, markers: list[dict[str, Any]]) -> None:
-    """Raise `DataError` when the columns of csv objects in two parts differ; `CsvReader` checks within a part."""
+    """Raise `DataError` when two parts have different columns. The readers compare the files within a part.
+
+    Columns of csv may differ if data.columns has only names.
+    """
     by_name = settings.columns and all(isinstance(column, str) for column in settings.columns)
     if by_name and settings.format != "parquet":
         return
