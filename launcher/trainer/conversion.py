@@ -362,7 +362,7 @@ def convert_staged(
         check: called now and then without arguments. If it raises an error, the conversion stops with this error.
 
     Returns:
-        The records of the shard, and those of the test set or None.
+        The records of the shard, and the records of the test set; None instead of these if it was not staged.
     """
 
     def convert_one(kind: str, name: str) -> Records:

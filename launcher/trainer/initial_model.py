@@ -1,7 +1,7 @@
 """Start training with the parameters of an earlier run (`training.initModelPath`).
 
-The earlier model is read from the output folder of a run, or from its export in an S3 bucket. Tables are read
-in place, a chunk of rows at a time; each rank reads the rows of its own servers.
+The model is in the output folder of the earlier run, or in an S3 bucket to which it was exported. Each rank reads the
+rows of its own servers from the files of the tables, a chunk of rows at a time.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class InitialTable:
 
     width: int
     read: Callable[[int, Collection[int]], Iterator[TableRows]]
-    """`read(shards, own)` yields at least the rows whose id modulo `shards` is in `own`, each id once. Raises
-    `DataError` for a file that changed since it was saved."""
+    """`read(shards, own)` yields chunks of rows. They contain all rows whose id modulo `shards` is in `own`, and may
+    contain other rows; each id occurs once. It raises `DataError` if a file has changed since it was saved."""
 
 
 @dataclass(frozen=True)
@@ -53,19 +53,19 @@ class InitialModel:
     values: Values
     """Dense parameters."""
     tables: dict[str, InitialTable]
-    """Embedding tables: only the rows that were trained."""
+    """Embedding tables, by name. They have only rows that were trained."""
     source: str
-    """Where the model was found, for messages."""
+    """The place of the model, for messages."""
 
     @classmethod
     def find(cls, settings: ProcessSettings) -> InitialModel:
-        """Return the complete model that training.initModelPath refers to, or without one the newest checkpoint.
+        """Read the model that training.initModelPath refers to, or the newest checkpoint if no model is complete.
 
-        An export in S3 is downloaded to the pod's work folder. The download is removed before this returns; mapped
-        tables stay readable.
+        An export in S3 is downloaded to the pod's work folder. The downloaded files are removed before this method
+        returns; the memory-mapped tables stay readable.
 
         Raises:
-            SettingsError: there is no complete model and no checkpoint of parameter servers.
+            SettingsError: there is neither a complete model nor a usable checkpoint of a run with parameter servers.
             DataError: the files are damaged.
             GangError: S3 cannot be reached.
         """
@@ -93,7 +93,7 @@ class InitialModel:
             raise DataError(f"{KEY}: {error}. Fix: specify another run.") from error
 
     def check(self, network: BuiltNetwork) -> None:
-        """Raise `SettingsError` when parameters or tables differ in name or shape from the program's."""
+        """Raise `SettingsError` if parameters or tables have other names or shapes than the program's."""
         wanted = {table.name: f"a table of width {table.width}" for table in network.tables}
         for name in network.dense():
             wanted[name] = str(tuple(network.main.global_block().var(name).shape))
@@ -120,7 +120,7 @@ def _invalid(value: str, reason: str) -> SettingsError:
 
 
 def _read_model(folder: Path) -> tuple[Values, dict[str, InitialTable]]:
-    """Return dense parameters and embedding tables of an exported model, by name; tables are memory-mapped."""
+    """Return the dense parameters and the embedding tables of an exported model, by name. Tables are memory-mapped."""
     import paddle
 
     scope = paddle.static.Scope()
@@ -151,7 +151,7 @@ def _in_memory(rows: TableRows) -> InitialTable:
 
 
 def _read_checkpoint(folder: Path) -> tuple[Values, dict[str, InitialTable]]:
-    """Return dense parameters and embedding tables of a checkpoint, by name; tables are read later."""
+    """Return the dense parameters and the embedding tables of a checkpoint, by name. The tables are read only later."""
     contents = checkpoints.read_contents(folder)
     if reason := checkpoints.check_files(folder, [server_tables.PARAMETERS], contents.files):
         raise DataError(f"{folder}: {reason}")
@@ -176,10 +176,14 @@ def _checkpoint_table(folder: Path, contents: CheckpointContents, name: str) -> 
 def prepare(trainer: FleetTrainer) -> InitialModel | None:
     """Read the initial model, compare it with the program's network, and set this trainer's dense parameters.
 
-    Every trainer calls this before the rendezvous, in which the servers get trainer 0's parameters. The servers do not
-    hold parameters that are not trained: each trainer keeps the values that are set here.
+    Every trainer calls this before the rendezvous. In the rendezvous the servers get trainer 0's dense parameters. The
+    servers do not have the parameters that are never trained, so each trainer keeps the values that it sets here.
 
-    Return None without training.initModelPath. Raises as `InitialModel.find` and `InitialModel.check`.
+    Returns:
+        The initial model; None if training.initModelPath is not set.
+
+    Raises:
+        SettingsError, DataError, GangError: see `InitialModel.find` and `InitialModel.check`.
     """
     if not trainer.settings.init_model:
         return None
@@ -192,7 +196,7 @@ def prepare(trainer: FleetTrainer) -> InitialModel | None:
 def load(trainer: FleetTrainer, initial: InitialModel, log: TrainerLog) -> None:
     """Load the initial model's tables into the servers, and compare the servers' values with the model.
 
-    All trainers call this together, after their rendezvous. Each trainer sends the rows of its own servers to them.
+    All trainers call this together, after their rendezvous. Each trainer loads the rows of its own servers.
 
     Raises:
         GangError: the servers or this trainer do not have the initial model's values.
@@ -209,7 +213,10 @@ def load(trainer: FleetTrainer, initial: InitialModel, log: TrainerLog) -> None:
 
 
 def _verify(trainer: FleetTrainer, initial: InitialModel, samples: Mapping[str, TableRows]) -> None:
-    """Raise `GangError` unless the servers have the dense parameters of `initial` and the rows of `samples`."""
+    """Raise `GangError` unless this trainer has the dense parameters of `initial`, and the servers have these rows.
+
+    `samples` has some rows of each table, by the table's name.
+    """
     given = trainer.parameters()
     wrong = [name for name, values in given.items() if not np.array_equal(values, initial.values[name])]
     for name, (ids, vectors) in samples.items():

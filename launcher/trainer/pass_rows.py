@@ -1,12 +1,13 @@
-"""The rows of one trainer in each pass: its part of all shards, from record files on the pod's own disk.
+"""Read the rows that one trainer trains in each pass, from record files on the pod's own disk.
 
-Each pod has staged one shard. In an attempt with as many trainers as shards, each trainer trains the shard of its pod.
-In another attempt, and after a change inside a pass, a trainer's part may have rows of several shards
-(launcher/row_division.py): the trainer copies these shards from the prepared data and parses them, before the
-rendezvous. Later attempts use them again.
+Each pod has staged one shard. If an attempt has as many trainers as shards, each trainer usually trains the shard of
+its pod. With another number of trainers, a trainer's part may have rows of several shards (launcher/row_division.py).
+The same holds for the rest of a pass whose beginning was trained by another number of trainers. Before the rendezvous,
+the trainer copies these shards from the prepared data, and parses them. Later attempts use the copies again.
 
-<work dir>/data/<shard>/train.txt      a copied shard, and sums.json, which is written last
-<work dir>/records/<shard>/            its records
+<work dir>/data/<shard>/train.txt      a copied shard
+<work dir>/data/<shard>/sums.json      the checksums of its sources; written when the copy is complete
+<work dir>/records/<shard>/            the records of the copied shard
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from launcher.trainer.record_files import Arrays
 
 
 class PassRows:
-    """Holds the records of this trainer, and divides the rows of each pass among all trainers."""
+    """Holds the records of the shards that this trainer needs, and divides the rows of each pass among all trainers."""
 
     def __init__(
         self,
@@ -41,17 +42,20 @@ class PassRows:
         report: Callable[[str], None],
         check: Callable[[], None],
     ) -> None:
-        """Open the records of the shards that this trainer needs; parse those that are not parsed yet.
+        """Open the records of the shards that this trainer needs. Parse the shards that are not parsed yet.
 
         Args:
-            report: called now and then with the progress.
-            check: called often, also while this trainer waits for others; an error that it raises stops the conversion.
+            settings: the settings of this trainer.
+            program: the training program.
+            report: called now and then with a text about the progress.
+            check: called often without arguments, also while this trainer waits for others. If it raises an error, the
+                conversion stops with this error.
 
         Raises:
             DeadlineError: not all trainers have their shards after RANKS_SECONDS (launcher/io/rank_exchange.py).
-            SettingsError: the checkpoint was saved inside a pass, and the program now keeps another number of rows of a
-                shard than it did then.
-            DataError, StorageError, UnfitError: as `conversion.convert_text` and `PreparedData.copy_shard`.
+            SettingsError: the checkpoint was saved inside a pass, and since then the program has changed: it now uses
+                another number of rows of a shard.
+            DataError, StorageError, UnfitError: see `conversion.convert_text` and `PreparedData.copy_shard`.
         """
         self._settings, self._program, self._report, self._check = settings, program, report, check
         work, self._own = settings.work, settings.world[settings.rank]
@@ -60,23 +64,26 @@ class PassRows:
         self.staged, self.test = conversion.convert_staged(
             program, work.data, work.records, self._own, report=report, check=check
         )
-        """The shard of this pod, and the test set; None if it was not copied to this pod (it is always on rank 0)."""
+        """The records of this pod's shard, and the records of the test set. The latter are None if the test set was not
+        copied to this pod; rank 0's pod always has it."""
         self._shards = {self._own: self.staged}
         self._resumed_history: History = []
         contents = settings.resumed
         if contents is not None:
             self._resumed_history = contents.history
         self.rows: list[int] = []
-        """Rows of each shard that the program uses; empty until `gather_rows`, if each trainer has its own shard."""
+        """Number of rows of each shard that the program uses. If each trainer trains the shard of its own pod, the list
+        is empty until `gather_rows` is called."""
         self._resumed_pass = contents.position.passes if contents is not None else 0
         same = {settings.shards} >= {parts for parts, _, _ in self._resumed_history}
         if settings.world != tuple(range(settings.shards)) or not same:
             self._open_parts(contents.shard_rows if contents is not None else [])
 
     def _open_parts(self, rows: list[int]) -> None:
-        """Open the shards of this trainer's parts of the resumed pass and of all further ones.
+        """Open all shards from which this trainer trains rows, in the resumed pass or in a later pass.
 
-        `rows` are the rows of each shard; if it is empty, all trainers count those of some shards, and exchange them.
+        `rows` has the number of rows of each shard. If it is empty, each trainer counts the rows of some shards, and
+        all trainers exchange these numbers.
         """
         s = self._settings
         if not rows:
@@ -98,20 +105,23 @@ class PassRows:
                     "restore the earlier program and training.args, or start from scratch: set startFromScratch to "
                     "any new text"
                 )
-        # Paddle lets the trainers wait for each other for CONNECT_SECONDS only.
+        # Wait here until all trainers have their shards: in Paddle they wait for each other only for CONNECT_SECONDS.
         self._exchange_while_checking(None, "copying and parsing the shards of each trainer")
 
     def _exchange_while_checking(self, value: Any, what: str) -> list[Any]:
-        """Return the values of all trainers once all have called this; meanwhile call `check` every second."""
+        """Send `value` to all trainers, and return the values of all trainers. Meanwhile call `check` repeatedly.
+
+        This waits until all trainers have called it. `what` describes the exchange in errors.
+        """
         with ThreadPoolExecutor(1, "exchange") as thread:
             return await_future(thread.submit(self._exchange.exchange, value, what), self._check)
 
     def _open(self, shards: Iterable[int]) -> None:
-        """Open the records of some shards; copy and parse those that this pod does not have.
+        """Open the records of some shards. Copy and parse the shards that this pod does not have yet.
 
         Raises:
             DataError: the manifest of the data is missing.
-            SettingsError, StorageError: the pod's own disk has not enough space.
+            SettingsError, StorageError: the pod's own disk does not have enough space.
         """
         settings, work, layout = self._settings, self._settings.work, self._settings.layout
         missing = sorted(set(shards) - self._shards.keys())
@@ -145,9 +155,9 @@ class PassRows:
         return self._settings.work.data / str(shard) / conversion.CHECKSUMS
 
     def gather_rows(self, gather: Callable[[list[float]], NDArray[np.float64]]) -> None:
-        """Find out the rows of all shards, if each trainer has its own; all trainers call this after they have joined.
+        """Exchange the numbers of rows among the trainers, if each trainer trains the shard of its own pod.
 
-        `gather` is `Trainers.gather`.
+        All trainers call this together, after they have joined. `gather` is `Trainers.gather`.
         """
         if not self.rows:
             self.rows = gather([self.staged.rows])[:, 0].astype(int).tolist()
@@ -155,15 +165,21 @@ class PassRows:
     def divide(self, number: int) -> Division:
         """Divide the rows of pass `number` (from 0) among the trainers.
 
-        If the pass is resumed, divide only the rows that were not trained yet.
+        If the pass is resumed, divide only the rows that are not trained yet.
         """
         s, history = self._settings, self._resumed_history if number == self._resumed_pass else ()
         return Division.resume(self.rows, history, s.trainers, s.batch_size)
 
     def batches(self, division: Division, number: int, seed: int) -> Iterator[Arrays]:
-        """Yield this trainer's batches of pass `number` that earlier attempts have not trained.
+        """Yield the batches of pass `number` (from 0) that this trainer must still train.
 
-        A trainer whose part has no rows repeats one row, because all trainers must take the same number of steps.
+        If this trainer's part has no rows, all its batches have the same row, because all trainers must take the same
+        number of steps.
+
+        Args:
+            division: the result of `divide` for this pass.
+            number: number of the pass, from 0.
+            seed: the program's seed, which determines the order of rows together with the pass and the shard.
         """
         part = division.parts[self._settings.rank] or [(self._own, 0, 1)]
         seeds = {shard: (seed, number, shard) for shard in self._shards}

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 MEASURED_SECONDS = 5.0
-"""Seconds of training after which minutes are converted to batches: the first batches are slow."""
+"""Seconds of training before the minutes between two checkpoints are converted to a number of batches. The speed is not
+measured earlier, because the first batches are slow."""
 ASK_SECONDS = 10.0
-"""Seconds of training between two checks for a request."""
+"""Approximate seconds of training between two checks for a user's request."""
 
 
 class SaveSchedule:
     """Decides after which batches of a pass a checkpoint is saved, by counting the batches since the last checkpoint.
 
-    Every rank calls the methods at the same batches and gets the same answers.
+    Every rank calls the methods after the same batches, and gets the same answers.
     """
 
     def __init__(
@@ -29,14 +30,15 @@ class SaveSchedule:
         """Create the schedule of one attempt.
 
         Args:
-            batches: batches between two checkpoints; 0 for none.
-            minutes: minutes between two checkpoints; 0 for none.
-            slowest: takes this rank's duration of the attempt so far, in seconds, and returns the longest duration
-                of all ranks; waits until every rank has called it.
-            ask: `ask(step, proposed)` returns (whether a user requested a checkpoint, next step). `step` is the
-                number of batches that this rank has trained in this attempt, `proposed` the number at which it
-                suggests to ask again, and `next step` the number at which every rank asks again. All ranks get
-                the answer that the first one got for this step, so no rank waits for another.
+            batches: number of batches between two checkpoints; 0 if batches do not decide.
+            minutes: minutes between two checkpoints; 0 if the time does not decide.
+            slowest: takes the seconds that this rank has trained in this attempt. Waits until every rank has called it,
+                and returns the largest of these numbers.
+            ask: asks rank 0's launcher whether a user requested a checkpoint. `ask(step, proposed)` returns the answer
+                and the next step. A step is the number of batches that each rank has trained in this attempt: `step`
+                is the current one, `proposed` is the step at which this rank proposes to ask again, and the returned
+                one is the step at which every rank must ask again. The launcher gives all ranks the answer that the
+                first rank got for this step, so no rank waits for another.
         """
         self.every = batches
         self._ask = ask
@@ -58,7 +60,7 @@ class SaveSchedule:
     def record(self, batches: int, seconds: float) -> bool:
         """Record that `batches` more batches were trained. Return whether to save a checkpoint now.
 
-        `seconds` is the duration of all batches of this attempt so far.
+        `seconds` is the time that this rank has trained in this attempt so far.
         """
         self._since += batches
         self._steps += batches
@@ -68,7 +70,7 @@ class SaveSchedule:
             self.requested = self.requested or requested
             if (
                 self._seconds
-            ):  # the ranks exchange their durations until these are long enough to agree on a speed
+            ):  # the ranks exchange their seconds of training until these suffice to measure the speed
                 spent = self._slowest(seconds)
                 if spent >= min(MEASURED_SECONDS, self._seconds / 2):
                     batches = max(1, int(self._seconds * self._steps / spent))
@@ -78,9 +80,9 @@ class SaveSchedule:
 
     @property
     def is_due(self) -> bool:
-        """Return whether to save a checkpoint now: enough batches since the last one, or a user's request."""
+        """Return whether to save a checkpoint now, because enough batches were trained or a user requested it."""
         return self.requested or 0 < self.every <= self._since
 
     def reset(self) -> None:
-        """Restart counting batches at 0; call this after every checkpoint, also after one at the end of a pass."""
+        """Start to count batches from 0 again. Call this after every checkpoint, also at the end of a pass."""
         self._since, self.requested = 0, False

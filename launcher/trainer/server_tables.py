@@ -1,20 +1,21 @@
-"""The tables of Paddle's servers: their optimizers, their shards, and their dense parameters in a checkpoint.
+"""Describe the tables of Paddle's servers: their optimizers, their shards, and their dense parameters in a checkpoint.
 
-The optimizers are these rules of Paddle's servers:
+The servers have these rules, one for each kind of optimizer:
 
-- adam: SparseAdamSGDRule, which is Paddle's Adam operator with a step count for each row, except that epsilon is not
-  multiplied by sqrt(1 - beta2^steps).
+- adam: SparseAdamSGDRule. It does the same as Paddle's Adam operator with a step count for each row, except that
+  epsilon is not multiplied by sqrt(1 - beta2^steps).
 - sgd: SparseNaiveSGDRule, w -= rate x gradient.
-- adagrad: StdAdaGradSGDRule, for each element w -= rate x g / sqrt(initial + G), then G += g². So a gradient
-  changes G from the next step on. g is the mean over the id's occurrences in one push.
+- adagrad: StdAdaGradSGDRule. For each element w -= rate x g / sqrt(initial + G), then G += g². So the gradient of a
+  step changes G only for the next step. g is the mean of the gradients of all occurrences of the id in one push.
 
-Sparse tables (embeddings) have one file per shard (row_files.py). The row with id k is in shard k modulo the number of
-shards, which is constant for a whole run. Each server loads a contiguous range of shards, so another number of servers
-can load what one number saved, if each of them gets at least one shard.
+Sparse tables (embeddings) have one file for each shard (row_files.py). The row with id k is in the shard with the
+number k modulo the number of shards. The number of shards stays the same for a whole run. Each server loads a
+contiguous range of shards. So the number of servers may change between two attempts, if each server gets at least one
+shard.
 
-The dense table (all other parameters) has one file per server, dense/part-<server>.npz, with the arrays that
-`DenseShape` describes. The parameters form one long vector, of which each server holds a contiguous part, or
-nothing.
+The dense table (all other parameters) has one file for each server, dense/part-<server>.npz, with the arrays that
+`DenseShape` describes. All dense parameters together form one long vector. Each server holds a contiguous part of this
+vector, or nothing.
 """
 
 from __future__ import annotations
@@ -39,20 +40,22 @@ if TYPE_CHECKING:
 Ids = NDArray[np.uint64]
 Values = NDArray[np.float32]
 DEFAULT_SHARDS = 60
-"""Shards of a table. 60 is divisible by 2, 3, 4, 5, 6, 10, 12, 15, 20 and 30 servers. Measured: 60 shards cost
-nothing compared to 4; 240 doubled the CPU of two servers; Paddle's default of 1000 takes 5 s per save."""
+"""Default number of shards of a table. 60 is divisible by 2, 3, 4, 5, 6, 10, 12, 15, 20 and 30 servers. In a
+measurement, 60 shards took no more time than 4 shards. 240 shards doubled the CPU time of two servers. With Paddle's
+default of 1000 shards a save takes 5 s."""
 PARAMETERS = "params.npz"
 """Name of the file in a checkpoint with the dense parameters by name."""
 UNSEEN_DAYS, FIRST_WEIGHT = 1, 5
-"""Columns of a row: how many checkpoints were saved since the row was trained on; w[0]."""
+"""Indexes of two columns of a row. The first column has the number of checkpoints since the row was last trained, the
+second column has the weight w[0]."""
 CHUNK_ROWS = 1 << 16
 _ONCE = "Beta1Pow", "Beta2Pow"
-"""Arrays of Adam in which a server has one value for all of its dense parameters."""
+"""Names of the arrays of Adam that have only one value for all dense parameters of a server."""
 
 
 @dataclass(frozen=True)
 class OptimizerRule:
-    """Holds the kind of an optimizer (adam, sgd or adagrad) and its numbers, such as the learning rate."""
+    """Holds the kind of an optimizer and its arguments, such as the learning rate."""
 
     kind: str
     """adam, sgd or adagrad."""
@@ -70,23 +73,24 @@ class RowShape(CheckpointTable):
 
         slot unseen_days delta_score show click w[0] state w[1:] state
 
-    The optimizer's state of n values is `g… g2… b1 b2` for Adam (n first moments, n second moments, the powers of both
-    betas), `G…` for AdaGrad (n sums of squares), and nothing for SGD. A row without a vector ends after the state of
-    w[0].
+    The first state belongs to w[0], the second one to w[1:]. The state of n weights is `g… g2… b1 b2` for Adam (n first
+    moments, n second moments, the powers of both betas), `G…` for AdaGrad (n sums of squares), and nothing for SGD. A
+    row without a vector has only w[0]: it ends after the first state.
     """
 
     @property
     def columns(self) -> tuple[int, int]:
-        """Return how many numbers a row with a vector has, and how many a row without one."""
+        """Return two numbers of columns: of a row with a vector, and of a row without a vector."""
         first, rest = (
             n + {"adam": 2 * n + 2, "sgd": 0, "adagrad": n}[self.rule] for n in (1, self.width - 1)
         )
         return FIRST_WEIGHT + first + rest, FIRST_WEIGHT + first
 
     def vectors(self, values: Values) -> Values:
-        """Return the weights [rows, width] of rows.
+        """Return the weights of rows, shape [rows, width].
 
-        Either all the rows have a vector, or none of them has one. Without a vector all weights but the first are 0.
+        `values` has all numbers of each row. Either all rows have a vector, or no row has one. In a row without a
+        vector, all weights except the first are 0.
         """
         found = np.zeros((len(values), self.width), np.float32)
         found[:, 0] = values[:, FIRST_WEIGHT]
@@ -96,7 +100,12 @@ class RowShape(CheckpointTable):
         return found
 
     def fresh(self, vectors: Values, rule: OptimizerRule) -> Values:
-        """Return rows with these vectors, and with the state of the optimizer before its first step."""
+        """Return all numbers of new rows, which have these weights and the optimizer's state before its first step.
+
+        Args:
+            vectors: the weights, shape [rows, width].
+            rule: the optimizer of the table.
+        """
         full, first = self.columns
         values = np.zeros((len(vectors), full), np.float32)
         values[:, FIRST_WEIGHT] = vectors[:, 0]
@@ -111,12 +120,15 @@ class DenseShape:
     """Describes a server's part of the dense parameters, with the state of their optimizer (SGD or Adam)."""
 
     arrays: dict[str, tuple[int, float | None]]
-    """Length and initial value of each array by Paddle's name, in the order of the server; None: no single value. These
-    are Param, with Adam Moment1 and Moment2 of the same length, and with one value Beta1Pow, Beta2Pow, LearningRate."""
+    """Paddle's name of each array → its length and its initial value, in the order in which the server has them. The
+    initial value is None if the values of the array differ.
+
+    The names are Param (the parameters) and LearningRate; with Adam also Moment1, Moment2, Beta1Pow and Beta2Pow. Param
+    and the moments have one value for each parameter, the other arrays have one value."""
     part: range
-    """Indexes of this server's parameters among those of all servers; empty if it has none."""
+    """Indexes of this server's parameters in the vector of all dense parameters; empty if the server has none."""
     total: int
-    """Number of all servers' dense parameters together."""
+    """Number of the dense parameters of all servers together."""
 
 
 @dataclass(frozen=True)
@@ -127,53 +139,53 @@ class EmbeddingTable:
     width: int
     spread: float
     rule: OptimizerRule | None
-    """The table's own optimizer; None: the one that the program's optimizer() returns."""
+    """The table's own optimizer; None: the table uses the optimizer that the program's optimizer() returns."""
     admit: int
     evict: int | None
 
 
 class TableRows(NamedTuple):
-    """Holds some rows of an embedding table: ids and their vectors."""
+    """Holds some rows of an embedding table: their ids and their vectors."""
 
     ids: NDArray[np.uint64]
-    """Shape [rows]. Never contains 0, which is padding. Ascending when the object holds a complete table."""
+    """Shape [rows]. It never contains 0, which is padding. The ids of a complete table are in ascending order."""
     vectors: NDArray[np.float32]
     """Shape [rows, width]."""
 
     @classmethod
     def concatenate(cls, chunks: Iterable[TableRows], width: int) -> TableRows:
-        """Return the rows of all chunks, sorted by id."""
+        """Return the rows of all chunks, sorted by id. `width` is the length of their vectors."""
         nothing = cls(np.zeros(0, np.uint64), np.zeros((0, width), np.float32))
         ids, vectors = map(np.concatenate, zip(nothing, *chunks, strict=True))
         order = np.argsort(ids)
         return cls(ids[order], vectors[order])
 
     def chunks(self) -> Iterator[TableRows]:
-        """Yield the same rows, at most CHUNK_ROWS at a time."""
+        """Yield the rows of this object, at most CHUNK_ROWS at a time."""
         for first in range(0, len(self.ids), CHUNK_ROWS):
             yield TableRows(self.ids[first : first + CHUNK_ROWS], self.vectors[first : first + CHUNK_ROWS])
 
 
 def dense_file(server: int) -> str:
-    """Return the path in a checkpoint of the file with a server's part of the dense parameters."""
+    """Return the path, inside a checkpoint, of the file with a server's part of the dense parameters."""
     return f"dense/part-{server:03d}.npz"
 
 
 def read_dense(
     folder: Path, names: Sequence[str], total: int, saved_by: int, part: range
 ) -> dict[str, Values]:
-    """Return a part of the dense parameters with the state of their optimizer.
+    """Read a part of the dense parameters, with the state of their optimizer, from the files of a checkpoint.
 
     Args:
         folder: the folder of the checkpoint.
         names: names of the arrays that the program's optimizer needs.
         total: number of all dense parameters of the program.
         saved_by: number of the servers that wrote the files.
-        part: indexes of the parameters, not empty.
+        part: indexes of the parameters to read, in the vector of all dense parameters; not empty.
 
     Returns:
-        Name of each array → its values, one for each parameter. Of an array that a server has only once for all
-        parameters (such as a power of Adam's beta), there is one value.
+        Name of each array → its values, one for each of these parameters. The arrays with the powers of Adam's betas
+        have only one value.
 
     Raises:
         SettingsError: the files have other arrays, or another number of parameters.
@@ -198,11 +210,11 @@ def read_dense(
 
 
 def choose_shard_count(servers: int, elastic: Sequence[int] = ()) -> int:
-    """Return the number of shards for a new run: at least two per server, so that servers can be added.
+    """Return the number of shards for a new run: at least two for each server, so that servers can be added later.
 
     Args:
-        servers: the number of servers.
-        elastic: all numbers of servers that an elastic run can have; empty for another run.
+        servers: the number of servers at the start.
+        elastic: all numbers of servers that an elastic run can have; empty if the run is not elastic.
     """
     if elastic:
         counts = itertools.count(max(DEFAULT_SHARDS, 2 * max(elastic)))
@@ -213,17 +225,23 @@ def choose_shard_count(servers: int, elastic: Sequence[int] = ()) -> int:
 
 
 def every_server_has_shards(shards: int, servers: int) -> bool:
-    """Return whether each server gets a shard. A server without one reads beyond its list of files."""
+    """Return whether each server gets at least one shard. Without a shard, a server reads beyond its list of files."""
     return bool(shards_of_server(shards, servers, servers - 1))
 
 
 def usable_ports_nums(shards: int, trainers: int) -> list[int]:
-    """Return every portsNum with which all of the portsNum x trainers servers get a shard."""
+    """Return all values of portsNum with which every server gets a shard. The job has portsNum x trainers servers."""
     return [n for n in range(1, shards // trainers + 1) if every_server_has_shards(shards, n * trainers)]
 
 
 def shards_of_server(shards: int, servers: int, server: int) -> range:
-    """Return the shards that Paddle assigns to a server. The last server may get fewer than the others."""
+    """Return the shards that Paddle assigns to a server. The last servers may get fewer shards than the others.
+
+    Args:
+        shards: number of shards of each table.
+        servers: number of servers.
+        server: number of the server, from 0.
+    """
     each = -(-shards // servers)
     return range(min(shards, each * server), min(shards, each * (server + 1)))
 
@@ -243,11 +261,11 @@ class ServerLayout:
     def read(cls, settings: ProcessSettings) -> ServerLayout:
         """Return the layout of this attempt, from the environment and the checkpoint to resume from.
 
-        A resumed training keeps the number of shards of its checkpoint; a new one gets the number of
-        `choose_shard_count`.
+        A resumed training keeps the number of shards of its checkpoint. A new training gets the number that
+        `choose_shard_count` returns.
 
         Raises:
-            SettingsError: there are so many pservers that one would get no shard.
+            SettingsError: there are so many pservers that a pserver would get no shard.
             CheckpointError: contents.json of the checkpoint is missing or damaged.
         """
         pairs = (e.rsplit(":", 1) for e in os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(","))
