@@ -70,9 +70,6 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
     def GetPluginInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
         return plugin_pb2.PluginInfo(version=VERSION)
 
-    def GetSchema(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return provider_pb2.GetSchemaResponse(schema=json.dumps({"name": "aws", "version": VERSION}))
-
     def CheckConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
         return provider_pb2.CheckResponse(inputs=request.news)
 
@@ -99,9 +96,6 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
 
         result = self._do(context, answer)
         return provider_pb2.InvokeResponse(**{"return": to_struct(result)})
-
-    def Cancel(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return empty_pb2.Empty()
 
     # --- resources
 
