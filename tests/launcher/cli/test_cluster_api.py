@@ -53,12 +53,16 @@ def test_a_rejected_command_is_reported_with_the_answer(monkeypatch, server, rea
     assert expected in str(raised.value)
 
 
-def test_a_command_that_the_api_server_rejects_is_reported_with_its_message_alone(server):
+def test_a_command_or_read_that_the_api_server_rejects_is_reported_with_its_message_alone(server):
     query = "container=c&command=ls&stdin=false&stdout=true&stderr=true&tty=false"
-    server.rejected = {f"/api/v1/namespaces/paddle/pods/p/exec?{query}": 403}
+    paddle = "/api/v1/namespaces/paddle"
+    server.rejected = {f"{paddle}/pods/p/exec?{query}": 403, f"{paddle}/configmaps/r-run": 403}
     server.body = DENIED.encode()
-    with pytest.raises(CliError, match='test answered with HTTP status 403: pods is forbidden: User "eve"'):
+    message = 'test answered with HTTP status 403: pods is forbidden: User "eve".* Fix: ask the owner'
+    with pytest.raises(CliError, match=message):
         server.cluster().exec("p", "c", ["ls"], None, 1.0)
+    with pytest.raises(CliError, match=message):
+        server.cluster().find("config_map", "r-run")
 
 
 def test_a_missing_release_is_reported_with_those_that_exist(monkeypatch):
