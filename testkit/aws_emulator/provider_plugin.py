@@ -61,17 +61,11 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
 
     # --- the provider
 
-    def Handshake(self, request: Any, context: Any) -> Any:  # noqa: N802
-        context.abort(grpc.StatusCode.UNIMPLEMENTED, "nothing to agree on")
-
     def Attach(self, request: Any, context: Any) -> Any:  # noqa: N802
         return empty_pb2.Empty()  # the engine connected to this server through PULUMI_DEBUG_PROVIDERS
 
     def GetPluginInfo(self, request: Any, context: Any) -> Any:  # noqa: N802
         return plugin_pb2.PluginInfo(version=VERSION)
-
-    def CheckConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
-        return provider_pb2.CheckResponse(inputs=request.news)
 
     def DiffConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
         same = from_struct(request.olds) == from_struct(request.news)
