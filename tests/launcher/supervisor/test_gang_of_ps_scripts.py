@@ -95,11 +95,9 @@ def test_after_sigterm_trainers_still_reach_all_servers(tmp_path: Path) -> None:
 
 
 @pytest.mark.paddle
+@pytest.mark.long  # tests/e2e/test_ps_script.py kills it in two pods
 def test_a_killed_trainer_resumes_with_identical_tables(tmp_path: Path) -> None:
-    """The page's script in one pod with one server, which here also saves the restored tables again.
-
-    tests/e2e/test_ps_script.py runs it in two pods.
-    """
+    """The page's script in one pod with one server, which here also saves the restored tables again."""
     [script] = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     for line, added in {
         "        fleet.load_model(str(run.checkpoint), mode=0)\n": SAVE_AGAIN,

@@ -110,12 +110,6 @@ def test_two_ranks_of_three_threads_resume_inside_a_pass(tmp_path: Path, staged:
     assert len(losses(resumed.log(1))) == steps - last.batches
 
 
-def flip(part: Path) -> None:
-    data = bytearray(part.read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    part.write_bytes(bytes(data))
-
-
 def other_rows(part: Path, least: int = 0) -> None:
     """Change rows so that the file is valid and its sha256 is listed, but the rows are not what was saved."""
     contents = files.read_json(part.parents[2] / "contents.json")
@@ -132,7 +126,10 @@ def other_rows(part: Path, least: int = 0) -> None:
 
 
 def flip_dense(part: Path) -> None:
-    flip(part.parents[2] / "dense/part-001.npz")
+    dense = part.parents[2] / "dense/part-001.npz"
+    data = bytearray(dense.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    dense.write_bytes(bytes(data))
 
 
 def no_rows(part: Path) -> None:
@@ -142,7 +139,7 @@ def no_rows(part: Path) -> None:
 def test_a_checkpoint_that_does_not_load_is_rejected_and_the_one_before_is_used(
     quick_start: tuple[LoopbackTraining, set[int]], tmp_path: Path
 ) -> None:
-    """In turn: flipped bytes of two files, changed rows, no rows, a truncated file, a missing file of parameters."""
+    """In turn: flipped bytes of dense parameters, changed rows, no rows, a truncated file, a missing file."""
     older, newest = Position(1, 8), Position(2)
     gang = quick_start[0].copied(tmp_path / "run", older)
     root = gang.output.root
@@ -150,7 +147,6 @@ def test_a_checkpoint_that_does_not_load_is_rejected_and_the_one_before_is_used(
     backup = root.parent / "backup"
     shutil.copytree(root, backup)
     for damage, reason in (
-        (flip, f"the content of {Path(NAME).name} has changed since it was saved"),
         (flip_dense, "the content of dense/part-001.npz has changed since it was saved"),
         (other_rows, "rows of table word_weight have other values"),
         (no_rows, "rows of table word_weight have other values"),
