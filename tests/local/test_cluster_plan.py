@@ -17,6 +17,7 @@ from local.cluster.api_requests import unready_reason
 from local.cluster.daemon_configs import NODE_SUBNET, POD_SUBNET, plan_nodes
 from local.external_commands import LocalError
 from local.paths import CLONE
+from testkit.written_files import write_files
 
 
 @pytest.mark.parametrize("count", [0, 6, -1])
@@ -90,24 +91,19 @@ def test_unready_reason_ignores_reports_from_before_this_start():
 
 def test_cgroups_of_version_1_get_the_cpus_of_the_machine(tmp_path):
     """Files of a real hierarchy appear when the folder is created; here the group exists already."""
-    for folder in (tmp_path, tmp_path / "paddle-training", tmp_path / "paddle-training" / "node1"):
-        folder.mkdir(exist_ok=True)
-        for name in ("cpuset.cpus", "cpuset.mems"):
-            (folder / name).write_text("0-3\n" if folder == tmp_path else "\n")
+    for folder, cpus in (("", "0-3\n"), ("paddle-training/", "\n"), ("paddle-training/node1/", "\n")):
+        write_files(tmp_path, {f"{folder}cpuset.cpus": cpus, f"{folder}cpuset.mems": cpus})
     supervisor.create_cgroups(tmp_path, plan_nodes(1))
     assert (tmp_path / "paddle-training" / "node1" / "cpuset.cpus").read_text() == "0-3\n"
 
 
 def test_cgroups_of_version_2_pass_on_the_controllers(tmp_path):
-    top = tmp_path / "paddle-training"
-    for folder in (tmp_path, top, top / "node1", top / "node2"):
-        folder.mkdir(exist_ok=True)
-        (folder / "cgroup.controllers").write_text("memory\n")
-    for folder in (top, top / "node1", top / "node2"):  # the top of the hierarchy has no such file
-        (folder / "cpuset.cpus").write_text("\n")
+    below = ("paddle-training/", "paddle-training/node1/", "paddle-training/node2/")
+    write_files(tmp_path, {f"{folder}cgroup.controllers": "memory\n" for folder in ("", *below)})
+    write_files(tmp_path, {f"{folder}cpuset.cpus": "\n" for folder in below})  # the top has no such file
     supervisor.create_cgroups(tmp_path, plan_nodes(2))
-    for folder in (tmp_path, top, top / "node1", top / "node2"):
-        assert (folder / "cgroup.subtree_control").read_text() == "+memory"
+    for folder in ("", *below):
+        assert (tmp_path / folder / "cgroup.subtree_control").read_text() == "+memory"
 
 
 def test_daemon_starts_under_its_condition_restarts_and_stays_stopped_while_held(tmp_path, monkeypatch):
