@@ -1,4 +1,4 @@
-"""`python -m launcher.trainer`: one pserver or one trainer; launcher/runtimes/fleet.py starts it."""
+"""Run one pserver or one trainer: `python -m launcher.trainer`. launcher/runtimes/fleet.py starts it."""
 
 from __future__ import annotations
 
@@ -42,19 +42,22 @@ def run_trainer(settings: ProcessSettings) -> None:
             files.write_json(OutputPaths(settings.layout.output).program_json, loaded.record())
         training_loop.TrainingLoop(settings, loaded, log, progress).run()
     except BaseException:
-        progress.write()  # the position of the failure, which the launcher compares with the next failure's
+        progress.write()  # the launcher compares the position of this failure with that of the next one
         raise
 
 
 def _set_process_name(settings: ProcessSettings) -> None:
-    """Set this process' name in `ps` and `top`, which show the fork server's command line for a forked process."""
+    """Set this process' name in `ps` and `top`.
+
+    Without a name, these tools show the command line of the fork server for each process that it has forked.
+    """
     name = "trainer" if settings.server < 0 else f"pserver {settings.server}"
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(name)
 
 
 def main() -> int:
-    """Run as pserver or trainer, as `ProcessSettings.server` says. Return the exit code."""
+    """Run as pserver or trainer, which the setting `ProcessSettings.server` decides. Return the exit code."""
     try:
         settings = ProcessSettings.from_environ()
         _set_process_name(settings)
@@ -69,10 +72,10 @@ def main() -> int:
 
 
 def import_all() -> None:
-    """Import Paddle and the modules of both roles (seconds), so that forked processes need not do it.
+    """Import Paddle and the modules of pservers and trainers. This takes seconds, but forked processes need not do it.
 
-    Also let `inspect` find the files of all modules, which takes 0.05 s. Otherwise each forked process would do it,
-    since Paddle's operators between variables ask `inspect` for their caller.
+    Also let `inspect` find the files of all modules, which takes 0.05 s. Otherwise each forked process would need this
+    time, because Paddle's operators between variables ask `inspect` for their caller.
     """
     from launcher.trainer import training_loop  # noqa: F401
 

@@ -1,13 +1,18 @@
-"""Build a program's network from its network() function, in one of two kinds; check what its functions return.
+"""Build a program's network with its function network(), and check what the program's functions return.
 
-- `remote`: embedding tables are on the parameter servers only, which add a row when its id is first trained
-  on.
-- `served`: there are no tables, and looked-up vectors are inputs. For the exported model and one process.
+A network is of one of two kinds:
 
-Paddle 2.6.2's parameter servers ignore attributes of single parameters without a word, and crash on other things in the
-first batch. So every process that builds a network (`try`, the checks of `run`, and the pods) rejects networks that the
-servers would train differently than one process does: see OPERATORS and PARAMETERS. The rules for optimizers are in
-`optimizer_rule`. `build_training_graph` adds the operators and tables with which trainers and servers train a network.
+- `remote`, for training with servers: only the parameter servers have the embedding tables. They add a row when its id
+  is first trained.
+- `served`, for the exported model and for training in one process: the network has no tables. The looked-up vectors are
+  inputs of the network.
+
+The parameter servers of Paddle 2.6.2 silently ignore attributes of single parameters, and some operators crash in the
+first batch. So every process that builds a network (`try`, the checks of `run`, and the pods) rejects a network that
+servers would not train like one process does. The rules are OPERATORS, PARAMETERS and the other `_Rule` constants. The
+rules for optimizers are in `optimizer_rule`.
+
+`build_training_graph` adds the operators and tables with which trainers and servers train a network.
 """
 
 from __future__ import annotations
@@ -36,20 +41,26 @@ from launcher.trainer.record_files import Arrays
 from launcher.trainer.server_tables import EmbeddingTable, OptimizerRule, RowShape
 
 ROWS = 61
-"""Rows that `check_batch` is given: a prime, so that hardly any width divides it or equals it."""
+"""Number of rows with which `check_batch` is called. It is a prime number, so that hardly any width equals or divides
+it, and a wrong shape is noticed."""
 COMBINING = ("elementwise_", "bce_loss", "log_loss", "huber_loss", "sigmoid_cross_entropy", "kldiv_loss")
-"""Paddle's operators that combine a label and a prediction of the same shape."""
+"""Beginnings of the names of Paddle's operators that combine a label with a prediction of the same shape."""
 SHAPES = "See network(data, job) in launcher/programs/README.md."
 
 
 def check_outputs(program: TrainingProgram, returned: Any) -> tuple[Any, Any]:
-    """Check what network() returned while the graph was built.
+    """Check the result of the program's network(), and return its prediction and its loss.
+
+    Args:
+        program: the training program.
+        returned: the result of network().
 
     Returns:
-        The prediction, and the loss or the sum of the losses, as static variables.
+        The prediction and the loss, as Paddle's variables. If network() returned several losses, their sum.
 
     Raises:
-        SettingsError: no pair, a loss of more than one number, or a prediction without the batch dimension.
+        SettingsError: the result is not a pair of Paddle's variables, a loss has more than one number, or the
+            prediction has no batch dimension.
     """
     if not (isinstance(returned, (tuple, list)) and len(returned) == 2):
         raise _wrong(
@@ -86,7 +97,12 @@ def check_outputs(program: TrainingProgram, returned: Any) -> tuple[Any, Any]:
 def check_broadcasts(program: TrainingProgram, main: Any) -> None:
     """Raise `SettingsError` if network() combines the label with a value of another shape.
 
-    Paddle then repeats one of them (broadcasting): the loss compares values of different rows, without an error.
+    In this case Paddle repeats the label or the value (broadcasting), without an error. The loss then compares values
+    of different rows.
+
+    Args:
+        program: the training program.
+        main: Paddle's program of the network.
     """
     block = main.global_block()
     label = frozenset({program.label})
@@ -113,13 +129,19 @@ def check_broadcasts(program: TrainingProgram, main: Any) -> None:
 def check_batch(
     program: TrainingProgram, predict: Callable[[Arrays], NDArray[Any]], batch: Arrays
 ) -> list[str]:
-    """Predict one batch of rows, and call metrics() with it.
+    """Predict one batch of rows, and check the result of the program's metrics() for this batch.
+
+    Args:
+        program: the training program.
+        predict: returns the prediction of a batch.
+        batch: the inputs of the rows, with the label.
 
     Returns:
-        The names of the scores; empty when metrics() cannot be calculated from these rows.
+        The names of the scores; empty if metrics() fails and all rows have the same label, as for an AUC.
 
     Raises:
-        SettingsError: the prediction has another number of rows than the batch, or metrics() gives no numbers.
+        SettingsError: the prediction has another number of rows than the batch, metrics() fails for another reason, or
+            it returns something other than {name: number}.
     """
     labels = batch[program.label]
     prediction = predict(batch)
@@ -132,7 +154,7 @@ def check_batch(
         )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # such as about a class without rows
+            warnings.simplefilter("ignore")  # for example a warning about a class without rows
             found = program.module.metrics(prediction, labels)
     except Exception as error:
         if isinstance(error, ValueError | ArithmeticError) and (labels == labels[0]).all():
@@ -151,7 +173,13 @@ def check_batch(
 
 
 def check_metric(program: TrainingProgram, keep_best: str, scores: Collection[str]) -> None:
-    """Raise `SettingsError` unless `keep_best` is one of `scores`; empty `scores` mean that none is known yet."""
+    """Raise `SettingsError` if training.keepBest is not the name of a score that the program's metrics() returns.
+
+    Args:
+        program: the training program.
+        keep_best: training.keepBest; empty if it is not set.
+        scores: names of the scores; empty if they are not known yet. In this case the function does nothing.
+    """
     if keep_best and scores and keep_best not in scores:
         raise setting_error(
             "training.keepBest",
@@ -170,16 +198,18 @@ def _format_shape(shape: Any) -> str:
     return f"[{', '.join('batch' if size == -1 else str(size) for size in shape)}]"
 
 
-NO_FORWARD = 1 | 2 | 16  # bits of an operator's role: gradient, optimizer, learning rate
+NO_FORWARD = 1 | 2 | 16  # bits in the role of an operator of a gradient, an optimizer, a learning rate
 
 
 class _Rule(NamedTuple):
-    """Rejects an operator or a parameter; texts follow `network() of the program …` and the name."""
+    """Describes operators or parameters that a network must not have, and the message about them."""
 
     rejects: Callable[..., Any]
-    """Takes the operator or the parameter."""
+    """Takes an operator or a parameter, and returns a true value if the network must not have it."""
     what: str
+    """The reason. In the message, it follows the name of the operator or parameter."""
     fix: str
+    """The fix, without `Fix:`."""
 
 
 OPERATORS = (
@@ -232,7 +262,7 @@ PYTHON = _Rule(bool, "runs a Python function, which exported models do not have"
 
 
 def check_network(program: TrainingProgram, network: BuiltNetwork) -> None:
-    """Raise `SettingsError` for the first operator or parameter that breaks a rule (each `_Rule` of this module).
+    """Raise `SettingsError` for the first operator or parameter that breaks one of the rules of this module (`_Rule`).
 
     Also set `network.untrained` and `network.statistics`.
     """
@@ -265,7 +295,7 @@ def check_network(program: TrainingProgram, network: BuiltNetwork) -> None:
     for op in block.ops:
         if op.type == "py_func" and exported.intersection(op.output_arg_names):
             reject(PYTHON, "operator py_func", op)
-        for name in sorted(needed.intersection(op.output_arg_names)):  # in one order on all ranks
+        for name in sorted(needed.intersection(op.output_arg_names)):  # in the same order on all ranks
             if not block.var(name).persistable:
                 continue
             if op.type != "batch_norm" or name not in network.untrained:
@@ -274,7 +304,7 @@ def check_network(program: TrainingProgram, network: BuiltNetwork) -> None:
 
 
 def _trained(network: BuiltNetwork) -> list[Any]:
-    """Return the parameters to which the loss gives a gradient."""
+    """Return the parameters for which the loss has a gradient."""
     copy = network.main.clone()
     with paddle.static.program_guard(copy, paddle.static.Program()):
         return [pair[0] for pair in paddle.static.append_backward(copy.global_block().var(network.loss.name))]
@@ -284,7 +314,11 @@ Kind = Literal["remote", "served"]
 
 
 def prepare_paddle(seed: int) -> None:
-    """Set up Paddle before a process builds its network: fast kernels, static graphs, random seed."""
+    """Set up Paddle before a process builds its network: fast kernels, static graphs, random seed.
+
+    Raises:
+        SettingsError: PaddlePaddle has another version than 2.6.2.
+    """
     paddle_inference.prefer_avx2()
     paddle_internals.check_version()
     paddle.enable_static()
@@ -301,20 +335,22 @@ class BuiltNetwork:
     loss: Any
     tables: list[EmbeddingTable] = field(default_factory=list)
     ids: Mapping[str, int] = field(default_factory=dict)
-    """Number of ids that a row looks up in each table, with padding."""
+    """Name of each table → the number of ids that a row looks up in it, with padding."""
     lookups: list[tuple[str, Any, Any]] = field(default_factory=list)
-    """`served` only: (table's name, variable of the ids, input for the vectors) of each look-up."""
+    """For each look-up: name of the table, variable of the ids, and variable of the vectors, which is an input of the
+    network. Empty for the kind `remote`."""
 
     untrained: list[str] = field(default_factory=list)
-    """Names of the parameters that each trainer keeps itself, because the loss gives them no gradient."""
+    """Names of the parameters for which the loss has no gradient. The servers do not have them, so each trainer keeps
+    its own values."""
     statistics: list[str] = field(default_factory=list)
-    """Those of `untrained` that each batch changes: the moving means and variances of batch_norm."""
+    """Names of those parameters in `untrained` that each batch changes: moving means and variances of batch_norm."""
     rules: Mapping[str, OptimizerRule] = field(default_factory=dict)
-    """The optimizer of each table; `build_training_graph` sets it."""
+    """Name of each table → its optimizer. `build_training_graph` sets this field."""
 
     @property
     def shapes(self) -> dict[str, RowShape]:
-        """Return the shape of the rows of each table."""
+        """Return the shape of the rows in each table, by the table's name."""
         return {table.name: RowShape(table.width, self.rules[table.name].kind) for table in self.tables}
 
     def dense(self) -> list[str]:
@@ -323,7 +359,7 @@ class BuiltNetwork:
         return [p.name for p in self.main.all_parameters() if p.name not in tables]
 
     def names_needed(self, outputs: Iterable[Any]) -> set[str]:
-        """Return the names of `outputs` and of all variables that they are calculated from."""
+        """Return the names of the variables `outputs`, and of all variables from which the network calculates them."""
         needed = {output.name for output in outputs}
         for operator in reversed(self.main.global_block().ops):
             if needed.intersection(operator.output_arg_names):
@@ -332,10 +368,10 @@ class BuiltNetwork:
 
 
 def build_network(program: TrainingProgram, kind: Kind) -> BuiltNetwork:
-    """Build a network by calling the program's network(). Parameters have the same names in every kind.
+    """Build a network of one kind by calling the program's network(). Parameters have the same names in both kinds.
 
     Raises:
-        SettingsError: network() failed, or what it built cannot be trained.
+        SettingsError: network() failed, or the network cannot be trained.
     """
     main, startup = paddle.static.Program(), paddle.static.Program()
     tables: dict[str, EmbeddingTable] = {}
@@ -395,7 +431,10 @@ def build_network(program: TrainingProgram, kind: Kind) -> BuiltNetwork:
 
 
 def _check(table: EmbeddingTable, first: EmbeddingTable) -> None:
-    """Raise `ValueError` if `table` has invalid arguments, or differs from `first`, the first use of its name."""
+    """Raise `ValueError` if the arguments of a call of `Job.embedding` are invalid.
+
+    `table` has the arguments of this call, `first` has those of the first call with the same name. They must be equal.
+    """
     if table != first:
         raise ValueError(
             f"embedding {table.name!r} has different arguments in two calls: {first} and {table}. Fix: use "
@@ -413,16 +452,16 @@ def _check(table: EmbeddingTable, first: EmbeddingTable) -> None:
 
 
 def _pool(vectors: Any, ids: Any, weights: Any, pool: str | None) -> Any:
-    """Multiply vectors by their weights, and pool them.
+    """Multiply the looked-up vectors by weights, and pool the vectors of each row.
 
     Args:
-        vectors: [batch, length, width].
-        ids: [batch, length]; 0 is padding.
-        weights: [batch, length], or None.
-        pool: "sum", "mean" or None.
+        vectors: the vectors, shape [batch, length, width].
+        ids: the ids, shape [batch, length]; 0 is padding.
+        weights: the weights, shape [batch, length]; None: all weights are 1.
+        pool: "sum", "mean" (with weights the weighted mean, always without padding), or None for no pooling.
 
     Returns:
-        [batch, width]; without `pool` [batch, length, width].
+        The pooled vectors, shape [batch, width]; without pooling shape [batch, length, width].
     """
     if pool not in (None, "sum", "mean"):
         raise ValueError(
@@ -443,11 +482,14 @@ def _pool(vectors: Any, ids: Any, weights: Any, pool: str | None) -> Any:
     return paddle.divide(total, paddle.clip(paddle.sum(each, axis=1, keepdim=True), min=1.0))
 
 
-MERGED = 12  # batches whose gradients mode async sends in one message (pserver_push_sparse_merge_limit)
+MERGED = 12  # most batches whose gradients mode async sends in one message (pserver_push_sparse_merge_limit)
 
 
 def check_message_sizes(network: BuiltNetwork, batch_size: int, mode: str, limit: int) -> None:
-    """Raise `SettingsError` if a message between a trainer and a server could be longer than `limit` bytes."""
+    """Raise `SettingsError` if a message between a trainer and a server could be longer than `limit` bytes.
+
+    `batch_size` is training.batchSize, `mode` is training.mode.
+    """
     for table in network.tables:
         row = network.ids[table.name] * (8 + 4 * (table.width + 3)) * (MERGED if mode == "async" else 1)
         if batch_size * row > limit:
@@ -464,13 +506,16 @@ def check_message_sizes(network: BuiltNetwork, batch_size: int, mode: str, limit
 def build_training_graph(
     program: TrainingProgram, role: Any, mode: str, batch_size: int, shards: int
 ) -> BuiltNetwork:
-    """Build the training graph of pservers and trainers, after `prepare_paddle`. This sends nothing.
+    """Build the network with the operators and tables for training with pservers. This contacts no other process.
+
+    Call `prepare_paddle` before.
 
     Args:
+        program: the training program.
         role: Paddle's role maker of this process.
         mode: training.mode.
         batch_size: training.batchSize.
-        shards: files of each table in a checkpoint, over all servers.
+        shards: number of shards of each table.
 
     Raises:
         SettingsError: the program cannot be trained by Paddle's servers.
@@ -486,7 +531,7 @@ def build_training_graph(
     paddle_internals.describe_tables(network.tables, network.rules)
     strategy = fleet.DistributedStrategy()
     strategy.a_sync = mode != "sync"
-    # Paddle's own wait at the start polls every 3 s; await_ports() waits instead.
+    # At the start Paddle would look every 3 s whether the servers listen. Instead await_ports() waits for them.
     strategy.a_sync_configs = {"launch_barrier": False}
     for table in network.tables:
         config = strategy.sparse_table_configs.add()
@@ -495,7 +540,7 @@ def build_training_graph(
     quiet = contextlib.redirect_stdout(io.StringIO())  # Paddle prints twenty lines on its tables
     with guard, quiet, program.calling("training of network()"):
         fleet.distributed_optimizer(optimizer, strategy).minimize(network.loss, network.startup)
-        # Paddle does not change the program, it puts another in its place.
+        # Paddle does not change this program, but makes another one the default program.
         network.main = paddle.static.default_main_program()
         network.startup = paddle.static.default_startup_program()
     return network

@@ -1,9 +1,9 @@
-"""Read the settings of one pserver or trainer process: its pod's settings, and what holds for the current attempt.
+"""Read the settings of one pserver or trainer process: the settings of its pod, and the settings of this attempt.
 
-An attempt is one start of a run's processes; a restart after a failure is the next attempt.
+An attempt is one start of a run's processes. A restart after a failure is the next attempt.
 
-The pod's settings are read as the launcher itself reads them. What only the launcher knows (rank, addresses, attempt,
-where to resume, the initial model) is in a small JSON file that the launcher writes for each process.
+The launcher reads the pod's settings in the same way. The settings of the attempt are known only to the launcher (rank,
+addresses, attempt, position to resume from, initial model). It writes them to a small JSON file for each process.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ class ProcessSettings(TrainSettings):
     """All settings of one pserver or trainer process."""
 
     rank: int
-    """The place of this trainer, or of the pserver's pod, in the attempt, from 0."""
+    """Rank in this attempt, from 0. A pserver has the rank of its pod's trainer."""
     server: int
     """Number of this pserver in its pod, from 0; -1 in a trainer."""
     hosts: tuple[str, ...]
-    """Address of each rank, in rank order; `trainers` and `gradient_num` are their number."""
+    """Address of each rank, in rank order. `trainers` and `gradient_num` are the number of these addresses."""
     world: tuple[int, ...]
-    """The completion index of each rank's pod, which has staged the shard with this number."""
+    """Completion index of each rank's pod, in rank order. The pod has staged the shard with the same number."""
     attempt: int
-    """0 for the first start of a run, 1 more for each restart."""
+    """Number of the attempt: 0 for the first start of a run, 1 more for each restart."""
     resume: Position | None
     """Position of the checkpoint to resume from; None: start from scratch."""
     store: str
-    """Beginning of the path of this attempt's requests to the trainers' store, which is a part of rank 0's HTTP
-    server on peerPort. It contains a secret."""
+    """Beginning of the path of each request to the trainers' store in this attempt. The store is a part of rank 0's
+    HTTP server on peerPort. The path contains a secret."""
 
     @property
     def store_address(self) -> str:
-        """Return `host:port/path`, the beginning of the addresses of this attempt's requests to the trainers' store."""
+        """Return `host:port/path`, with which the address of each request to the trainers' store begins."""
         return f"{self.hosts[0]}:{self.peer_port}{self.store}"
 
     @property
@@ -56,7 +56,11 @@ class ProcessSettings(TrainSettings):
 
     @functools.cached_property
     def resumed(self) -> CheckpointContents | None:
-        """Return contents.json of the checkpoint to resume from; None in a new run. Raise as `read_checkpoint`."""
+        """Return contents.json of the checkpoint to resume from; None in a new run.
+
+        Raises:
+            CheckpointError: see `read_checkpoint`.
+        """
         return None if self.resume is None else self.read_checkpoint(self.resume)
 
     def read_checkpoint(self, at: Position) -> CheckpointContents:

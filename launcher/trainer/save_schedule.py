@@ -68,9 +68,8 @@ class SaveSchedule:
             ahead = int(self._steps * min(1.0, ASK_SECONDS / max(seconds, 1e-3)))
             requested, self._ask_at = self._ask(self._steps, self._steps + max(1, ahead))
             self.requested = self.requested or requested
-            if (
-                self._seconds
-            ):  # the ranks exchange their seconds of training until these suffice to measure the speed
+            if self._seconds:
+                # The ranks exchange their seconds of training until these suffice to measure the speed.
                 spent = self._slowest(seconds)
                 if spent >= min(MEASURED_SECONDS, self._seconds / 2):
                     batches = max(1, int(self._seconds * self._steps / spent))

@@ -1,7 +1,7 @@
-"""Train or check a program in one process without servers: `python -m launcher try`, the checks of `run`.
+"""Train or check a program in one process without servers, for `python -m launcher try` and the checks of `run`.
 
-The network has the kind `served` (network.py), as the exported model has: looked-up vectors are inputs. The tables are
-in this process' memory (`MemoryTable`), and are trained by the servers' rules.
+The network is of the kind `served` (network.py), like the network of an exported model: looked-up vectors are inputs.
+The tables are in this process' memory (`MemoryTable`). They are trained by the same rules as in the servers.
 """
 
 from __future__ import annotations
@@ -29,11 +29,20 @@ from launcher.trainer.server_tables import OptimizerRule, TableRows, choose_shar
 from launcher.trainer.training_log import PassMeter, PassTotals, ReportTimer
 
 FIRST = 1024
-"""Initial capacity in rows; it is doubled when the table is full."""
+"""Initial capacity of a table in rows. The capacity is doubled when the table is full."""
 
 
 class MemoryTable:
-    """Holds vectors by 64-bit id; a row is added when its id is first trained on. Id 0 is padding: zeros."""
+    """Holds an embedding table: a vector for each 64-bit id. A row is added when its id is first trained.
+
+    The id 0 is padding, and its vector stays zero.
+
+    Args:
+        width: length of a vector.
+        spread: the values of new rows are random numbers from -spread to +spread.
+        rule: the optimizer.
+        seed: seed of the random numbers.
+    """
 
     def __init__(self, width: int, spread: float, rule: OptimizerRule, seed: int) -> None:
         self.width = width
@@ -42,13 +51,13 @@ class MemoryTable:
         self._place: dict[int, int] = {0: 0}
         self._values = np.zeros((FIRST, width), np.float32)
         self._first = np.zeros_like(self._values)
-        """Adam's mean gradients, Adagrad's sums of squares."""
+        """The optimizer's state: moving means of the gradients for Adam, sums of their squares for Adagrad."""
         self._second = np.zeros_like(self._values)
-        """Adam's mean squares."""
+        """The moving means of the gradients' squares; only for Adam."""
         self._steps = np.zeros((FIRST, 1))
 
     def _grow(self, ids: list[int]) -> None:
-        """Add a row to the table for each of the ids that has none; enlarge the arrays if they are full."""
+        """Add a row for each id that has no row yet. Enlarge the arrays if they are full."""
         before = len(self._place)
         for each in ids:
             self._place.setdefault(each, len(self._place))
@@ -67,7 +76,7 @@ class MemoryTable:
 
         Args:
             ids: int64, any shape.
-            train: add rows for unknown ids; otherwise their vectors are zeros.
+            train: whether to add rows for unknown ids. If False, the vectors of unknown ids are zeros.
         """
         unique, back = np.unique(ids, return_inverse=True)
         wanted = unique.tolist()
@@ -77,13 +86,15 @@ class MemoryTable:
         found: NDArray[np.float32] = self._values[places][back.reshape(-1)]
         return found.reshape(*ids.shape, self.width)
 
-    @np.errstate(over="ignore", invalid="ignore")  # the next loss is NaN, which is reported
+    @np.errstate(over="ignore", invalid="ignore")  # no warning: the next loss is NaN, and this is an error
     def step(self, ids: NDArray[np.int64], gradients: NDArray[np.float32]) -> None:
-        """Update the rows by one step of the optimizer, with the sum (Adagrad: the mean) of each id's gradients.
+        """Update the rows of some ids by one step of the optimizer.
+
+        If an id occurs several times, the step uses the sum of its gradients; Adagrad uses their mean.
 
         Args:
-            ids: shape [n], all of them looked up before with `train`.
-            gradients: shape [n, width].
+            ids: shape [n]. Each id must have a row: it was looked up with `train` before.
+            gradients: the gradient of each occurrence of an id, shape [n, width].
         """
         unique, back, times = np.unique(ids, return_inverse=True, return_counts=True)
         order = np.argsort(back.reshape(-1), kind="stable")
@@ -109,9 +120,9 @@ class MemoryTable:
             self._values[at] -= rate * self._first[at] / (np.sqrt(self._second[at]) + rule.epsilon)
 
     def rows(self) -> TableRows:
-        """Return all rows, in ascending order of their ids."""
+        """Return all rows except padding, in ascending order of their ids."""
         ids = np.array(list(self._place), np.int64).view(np.uint64)
-        order = np.argsort(ids)[1:]  # without 0
+        order = np.argsort(ids)[1:]  # without the id 0
         return TableRows(ids[order], self._values[order])
 
 
@@ -119,7 +130,7 @@ CHUNK = 8192  # rows of one prediction
 
 
 class SingleProcessTrainer:
-    """Trains a program in this process, which holds its network, embedding tables and parameters."""
+    """Trains a program in this process. It holds the network, the embedding tables and the dense parameters."""
 
     def __init__(self, program: TrainingProgram) -> None:
         """Build the network. Raise `SettingsError` if the program cannot be trained."""
@@ -152,10 +163,18 @@ class SingleProcessTrainer:
         self._needed = self.network.names_needed(self._computed).intersection(program.inputs)
 
     def _look_up(self, batch: Arrays, train: bool) -> tuple[list[NDArray[np.int64]], Arrays]:
-        """Return the ids of each look-up, and the network's inputs with the looked-up vectors."""
+        """Look up all vectors that the network needs for a batch.
+
+        Args:
+            batch: the program's inputs.
+            train: whether to add rows for unknown ids, see `MemoryTable.look_up`.
+
+        Returns:
+            The ids of each look-up, and the network's inputs: the batch with the looked-up vectors.
+        """
         known = batch
         if self._computed:
-            # With use_prune only the ids are computed; the rest of the network has no vectors yet.
+            # With use_prune Paddle computes only the ids. The rest of the network needs the vectors.
             feed = {name: batch[name] for name in self._needed}
             found = self.exe.run(
                 self.test_program, feed=feed, fetch_list=self._computed, scope=self.scope, use_prune=True
@@ -182,7 +201,7 @@ class SingleProcessTrainer:
         return float(np.asarray(loss).reshape(-1)[0])
 
     def predict(self, arrays: Arrays) -> NDArray[np.float32]:
-        """Return the network's prediction of some rows, shape [rows, …]."""
+        """Return the network's prediction for some rows, shape [rows, …]."""
         _, feed = self._look_up(arrays, train=False)
         name = self.network.prediction.name
         [found] = self.exe.run(self.test_program, feed=feed, fetch_list=[name], scope=self.scope)
@@ -196,17 +215,24 @@ class SingleProcessTrainer:
         batch_size: int,
         report: Callable[[str], None] = lambda _: None,
     ) -> Iterator[dict[str, float]]:
-        """Train `passes` passes (epochs), and yield the results of each.
+        """Train passes (epochs), and yield the results of each pass.
+
+        Args:
+            train: the rows for training.
+            test: the rows for the evaluation after each pass.
+            passes: number of passes.
+            batch_size: largest number of rows in a batch.
+            report: called now and then with a text about the progress.
 
         Yields:
-            After each pass, a dict with the keys pass, samples, seconds, loss and the name of each metric.
+            After each pass a dict with the keys pass (from 0), samples, seconds, loss and the name of each metric.
 
         Raises:
             DivergedError: a loss is NaN or infinite.
         """
         steps, pace = max(1, -(-train.rows // batch_size)), ReportTimer()
 
-        def show(meter: PassMeter, loss: float) -> None:  # noqa: ARG001 - of the last batch
+        def show(meter: PassMeter, loss: float) -> None:  # noqa: ARG001 - the loss of one batch is not shown
             if pace.due():
                 shown = f"{meter.batch:,} of {steps:,} batches, {meter.rate:,.0f} samples/s, loss={meter.average:.4f}"
                 report(f"pass {meter.number + 1}: {shown}")
@@ -226,15 +252,17 @@ class SingleProcessTrainer:
 
 
 def check_program(program: TrainingProgram, batch: Arrays | None, mode: str, batch_size: int) -> list[str]:
-    """Build the network for one process and for training with pservers, and train one batch of rows.
+    """Check that a program can be trained. Build its network for one process and for pservers, and train one batch.
 
     Args:
-        batch: at most `network.ROWS` rows. Without rows (None) nothing is trained, and metrics() gets generated rows.
+        program: the training program.
+        batch: at most `network.ROWS` rows, to train one step and to call metrics(). If it is None, nothing is trained,
+            and metrics() is called with generated rows.
         mode: training.mode.
         batch_size: training.batchSize.
 
     Returns:
-        The names of the program's scores; empty if metrics() cannot calculate them from these rows.
+        The names of the scores that metrics() returns; empty if it cannot calculate scores from these rows.
 
     Raises:
         SettingsError: the program cannot be trained; the message names its function and line.
@@ -256,10 +284,13 @@ def check_program(program: TrainingProgram, batch: Arrays | None, mode: str, bat
 
 
 def _scores_of_generated_rows(program: TrainingProgram, single: SingleProcessTrainer) -> list[str]:
-    """Return the names of the scores of generated rows (zeros, with labels 0 and 1); empty if metrics() fails."""
+    """Call metrics() with generated rows, and return the names of its scores; empty if this fails.
+
+    The rows consist of zeros, except that every second label is 1.
+    """
     rows = np.zeros(ROWS, record_dtype(program.inputs))
     rows[program.label][::2] = 1
     try:
         return check_batch(program, single.predict, split_inputs(rows))
-    except Exception:  # a program may fail with rows that it never gets
+    except Exception:  # a program need not support such rows
         return []

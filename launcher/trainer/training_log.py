@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from launcher.trainer.record_files import Arrays
 
 FIRST_SECONDS, REPORT_SECONDS = 1.0, 5.0
-"""Seconds until the first progress line of a long step, and between later ones."""
+"""Seconds from the start of a long step to its first progress line, and seconds between further progress lines."""
 
 
 class ReportTimer:
@@ -25,7 +25,7 @@ class ReportTimer:
         self._next = time.monotonic() + FIRST_SECONDS
 
     def due(self) -> bool:
-        """Return whether a progress line is due now; if so, the caller must print it."""
+        """Return whether a progress line is due now. If it returns True, the caller must print a line."""
         now = time.monotonic()
         if now < self._next:
             return False
@@ -34,7 +34,7 @@ class ReportTimer:
 
 
 class TrainerLog:
-    """Prints the trainer's log to stdout: a dot every dotPeriod batches, a line every logPeriod batches."""
+    """Prints the trainer's log to stdout: a dot after every `dot_period` batches, a line after every `log_period`."""
 
     def __init__(self, log_period: int, dot_period: int) -> None:
         self.log_period = log_period
@@ -43,7 +43,10 @@ class TrainerLog:
         self._began = time.monotonic()
 
     def batch(self, meter: PassMeter, loss: float) -> None:
-        """Print a line or a dot for the batch that `meter` has added last, if one is due. Its mean loss is `loss`."""
+        """Print a line or a dot after a batch, if it is due.
+
+        `meter` is the meter of the current pass, to which the batch was just added. `loss` is the batch's mean loss.
+        """
         if meter.batch % self.log_period == 0:
             self.line(
                 f"Pass={meter.number + 1} Batch={meter.batch} samples={int(meter.totals.samples)} "
@@ -55,7 +58,7 @@ class TrainerLog:
             self._dots = True
 
     def line(self, text: str) -> None:
-        """Print a line, with the seconds since the start."""
+        """Print a line. It begins with the seconds since this object was created."""
         sys.stdout.write(f"{chr(10) if self._dots else ''}[{time.monotonic() - self._began:8.2f}s] {text}\n")
         sys.stdout.flush()
         self._dots = False
@@ -63,15 +66,15 @@ class TrainerLog:
 
 @dataclass
 class PassTotals:
-    """Running sums of one rank over the batches of its current pass.
+    """Holds the sums of one rank over the batches of its current pass.
 
-    A checkpoint inside a pass contains them, so that a resumed pass continues the sums.
+    A checkpoint inside a pass contains these sums, so that a resumed pass continues to add to them.
     """
 
     samples: float = 0.0
     seconds: float = 0.0
     loss: float = 0.0
-    """Sum of each batch's mean loss times its rows."""
+    """Sum over all batches of the batch's mean loss times its number of rows."""
 
 
 class PassMeter:
@@ -80,9 +83,13 @@ class PassMeter:
     def __init__(
         self, number: int, totals: PassTotals, show: Callable[[PassMeter, float], None], done: int = 0
     ) -> None:
-        """Prepare to measure pass `number` (from 0), of which `done` batches are already trained.
+        """Prepare to measure a pass.
 
-        Each further batch is added to `totals`; then `show` is called with this object and the batch's loss.
+        Args:
+            number: number of the pass, from 0.
+            totals: the sums of the pass, to which each batch is added.
+            show: called after each batch with this object and the batch's mean loss.
+            done: number of batches of the pass that are already trained. `totals` contains these batches.
         """
         self.number, self.batch, self.totals = number, done, totals
         self._show = show
@@ -95,15 +102,15 @@ class PassMeter:
 
     @property
     def rate(self) -> float:
-        """Samples per second of the measured batches; read it while the clock runs."""
+        """Samples per second of the batches that this object has measured. Read it only while the clock runs."""
         return self._samples / max(self._seconds + time.monotonic() - self._began, 1e-9)
 
     def start_clock(self) -> None:
-        """Start to measure time, before batches are trained."""
+        """Start to measure the time. Call this before batches are trained."""
         self._began = time.monotonic()
 
     def add_batch(self, batch: Arrays, loss: float) -> None:
-        """Add a trained batch and its mean loss.
+        """Add a trained batch and its mean loss to the totals, then call `show`.
 
         Raises:
             DivergedError: the loss is NaN or infinite.
@@ -118,7 +125,7 @@ class PassMeter:
         self._show(self, loss)
 
     def stop_clock(self) -> float:
-        """Return the seconds since `start_clock`, and add them to the seconds in `totals`."""
+        """Stop measuring the time. Return the seconds since `start_clock`, and add them to the totals."""
         seconds = time.monotonic() - self._began
         self._seconds += seconds
         self.totals.seconds += seconds
@@ -126,7 +133,13 @@ class PassMeter:
 
 
 def diverged_error(loss: float, number: int, batch: int) -> DivergedError:
-    """Return the error for a NaN or infinite loss. Passes count from 0, batches from 1."""
+    """Return the error for a NaN or infinite loss.
+
+    Args:
+        loss: the loss.
+        number: number of the pass, from 0.
+        batch: number of the batch in the pass, from 1.
+    """
     why, fix = "training diverged", "lower the learning rate (--set learning_rate=… where it is an option)"
     if (number, batch) == (0, 1):
         why = "nothing was learned yet"

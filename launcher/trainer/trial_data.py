@@ -1,6 +1,6 @@
-"""Read rows of a file and write records, for `launcher try` and the checks of `launcher run`.
+"""Read the rows of a file and write them as records, for `launcher try` and the checks of `launcher run`.
 
-The rows are read as the data Job reads them.
+The rows are the same as those that the data Job would read from this file.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from launcher.trainer.training_log import ReportTimer
 
 Report = Callable[[str], None]
 CHECKED_ROWS = 1000
-"""The first rows of a file, which `try` and `run` check before they train or send anything."""
+"""Number of rows at the beginning of a file that `try` and `run` check before they train or send anything."""
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """The format of a file of rows; each field is the value of the same name below `data` in the chart."""
+    """Describes the format of a file of rows. Each field is the chart's value with the same name below `data`."""
 
     format: str = "lines"
     """lines, csv or parquet."""
@@ -47,7 +47,7 @@ class RowFormat:
 
 @dataclass(frozen=True)
 class Archive:
-    """Says what to read of an archive: `member` and `tables` are `data.member` and `data.tables`."""
+    """Says which files of an archive to read. `member` and `tables` are the values data.member and data.tables."""
 
     member: str
     tables: Sequence[str]
@@ -64,15 +64,18 @@ def read_rows(
     *,
     archive: Archive | None = None,
 ) -> Iterator[Row]:
-    """Yield the rows of a file, which may be compressed, as the data Job would write them to shards.
+    """Yield the rows of a file as the data Job would write them to shards. The file may be compressed.
 
-    The rows of a Parquet file are {column: value}.
+    A row is a line of text; of a Parquet file it is {column: value}.
 
     Args:
-        found: counts the rows and gets the line of the file at which each row starts, for messages.
-        limit: yield at most this many rows; None for all.
-        report: called with the progress.
-        archive: read the rows of this member of the archive `file`, and copy the archive's side tables.
+        file: path of the file.
+        form: the format of the rows.
+        found: gets the file's name, the number of its rows, and for csv the line at which each row starts. The caller
+            needs these for messages. None if the caller does not need them.
+        limit: yield at most this number of rows; None for all rows.
+        report: called now and then with a text about the progress; None for no reports.
+        archive: if the file is an archive, the member with the rows, and the side tables to copy.
 
     Raises:
         DataError: the file is missing, damaged, or not in this format.
@@ -117,7 +120,7 @@ def read_batches(file: Path, form: RowFormat) -> Iterator[Any]:
 
     reader = ParquetReader(form.columns)
     found = [file]
-    if file.is_dir():  # what the data Job reads of a folder
+    if file.is_dir():  # read the same files of a folder as the data Job
         names = {path.relative_to(file).as_posix(): path for path in files.folder_files(file)}
         found = [path for name, path in names.items() if not is_hidden(name, form.format)]
     for path in found:
@@ -129,17 +132,17 @@ def read_batches(file: Path, form: RowFormat) -> Iterator[Any]:
 def split_parquet(
     file: Path, form: RowFormat, held_out: float, limit: int | None, targets: Sequence[Path]
 ) -> tuple[int, int]:
-    """Copy a Parquet file to two files: rows for training, and random rows for the test.
+    """Split the rows of a Parquet file at random into two new files: one for training, one for the test.
 
     Args:
-        file: the Parquet file.
+        file: the Parquet file, or a folder of Parquet files.
         form: the columns and the format of the rows.
-        held_out: the share of the rows for the test.
-        limit: the number of rows to copy; None: all.
-        targets: the files that are written, first the one for training.
+        held_out: the share of the rows for the test, from 0 to 1.
+        limit: the number of rows to copy from the beginning; None: all rows.
+        targets: paths of the two new files, first the file for training.
 
     Returns:
-        How many rows each of the two files has.
+        The numbers of rows in these two files.
     """
     from launcher.dataprep.parquet_rows import write_parquet
 
@@ -154,12 +157,13 @@ def split_parquet(
 
 
 def check_parse_columns(program: TrainingProgram, file: Path, form: RowFormat) -> None:
-    """Check that parse_columns() of a program, if it has one, returns what parse() returns for the first rows.
+    """Check that the program's parse_columns() returns the same as its parse() for the first CHECKED_ROWS rows.
 
-    Numbers of a `Real` may differ by rounding.
+    Numbers of a `Real` may differ by rounding. This function does nothing if the file is not a Parquet file, or if the
+    program has no parse_columns().
 
     Raises:
-        DataError: it returns something else, or leaves out other rows; or a row is invalid.
+        DataError: the two functions return different values, or skip different rows. Or a row is invalid.
     """
     if form.format != "parquet" or not hasattr(program.module, "parse_columns"):
         return
@@ -204,7 +208,7 @@ def _rows(stream: io.BufferedReader, name: str, form: RowFormat, found: RowPlace
     try:
         for block in blocks:
             yield from block.decode("utf-8", "surrogateescape").split("\n")[:-1]
-    finally:  # also when only the first rows are read
+    finally:  # also if the caller reads only the first rows
         text_lines.warn_of_quotes(reader.spanning, reader.first_spanning)
 
 
@@ -221,11 +225,16 @@ def write_records(
     """Parse a file, and write its rows to record files in `<folder>/train` and `<folder>/test`.
 
     Args:
-        held_out: the share of randomly chosen rows that become `test`; 0 for none, 1 for all.
-        limit: read at most this many rows; None for all.
+        program: the training program.
+        file: path of the file.
+        form: the format of the rows.
+        folder: folder of the records.
+        held_out: the share of randomly chosen rows that are written to `test`, from 0 to 1.
+        limit: read at most this number of rows; None for all rows.
+        report: called now and then with a text about the progress; None for no reports.
 
     Returns:
-        The records by name: train, test, or one of both when `held_out` is 0 or 1.
+        The records by the names train and test. If `held_out` is 0 there is no test, if it is 1 there is no train.
 
     Raises:
         DataError: a row is invalid (the message has row and column), or there are too few rows.
@@ -255,7 +264,11 @@ def write_records(
 
 
 def first_usable_row(program: TrainingProgram, file: Path, form: RowFormat) -> dict[str, Any]:
-    """Return {column: text or value} of the first row in `file` that the program's parse() does not skip."""
+    """Return the first row in `file` that the program's parse() does not skip: {column: text or value}.
+
+    Raises:
+        DataError: a row is invalid, or parse() skips all rows.
+    """
     skipped = 0
     for line in read_rows(file, form):
         skipped += 1
