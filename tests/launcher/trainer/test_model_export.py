@@ -24,7 +24,7 @@ from launcher.trainer.server_tables import RowShape
 from tests.launcher.io.test_checkpoints import publish
 
 from .conftest import TRAINED, prepare_own
-from .loopback_training import SHARDS, LoopbackTraining
+from .loopback_training import SHARDS
 
 pytestmark = pytest.mark.paddle
 IDS_A_ROW = 100
@@ -55,14 +55,10 @@ def optimizer(job):
 WROTE = re.compile(r"(\w+): wrote (\d+) of (\d+) rows")
 
 
-@pytest.fixture
-def gang(tmp_path: Path) -> LoopbackTraining:
+def test_two_trainers_write_every_row_and_export_again_from_the_checkpoint(tmp_path: Path) -> None:
     firsts = [str(first) for first in range(1, 1 + 2 * ROWS * IDS_A_ROW, IDS_A_ROW)]
-    return prepare_own(tmp_path, PROGRAM, [firsts[::2], firsts[1::2]], ["1", "5901"], BATCH_SIZE="8")
-
-
-def test_two_trainers_write_every_row_and_export_again_from_the_checkpoint(gang: LoopbackTraining) -> None:
-    gang.finish()
+    shards = [firsts[::2], firsts[1::2]]
+    gang = prepare_own(tmp_path, PROGRAM, shards, ["1", "5901"], BATCH_SIZE="8").finish()
     count = 2 * ROWS * IDS_A_ROW
     wrote = [{name: (int(own), int(all_)) for name, own, all_ in WROTE.findall(gang.log(n))} for n in (0, 1)]
     assert all(each["pooled"][0] > 1000 for each in wrote), "both write a share"
