@@ -49,7 +49,7 @@ class SourceFile:
     """Name of the file in messages."""
     stream: io.BufferedReader
     size: int | None
-    """Bytes, when they are known before reading."""
+    """Size in bytes; None when it is unknown before the file was read."""
     table: str = ""
     """File name of the side table; empty for text."""
 
@@ -150,7 +150,10 @@ def _decompressed_blocks(file: io.BufferedReader, name: str, suffix: str) -> Ite
 
 
 def reject_compressed(file: io.BufferedReader, name: str) -> None:
-    """Raise `DataError` if `file` is an archive, or is compressed. Its name has no suffix of a compressed file."""
+    """Raise `DataError` if the file is an archive, or is compressed.
+
+    Callers call this for a file whose name does not end with .gz, .bz2 or .xz.
+    """
     _reject_archive(file, name)
     if _format(file):
         raise DataError(

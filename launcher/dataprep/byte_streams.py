@@ -145,7 +145,7 @@ class ResumingStream:
         if self._version and body.version and body.version != self._version:
             if body.offset:
                 raise self._changed_error()
-            self._version = body.version  # `_read_over` compares the bytes themselves
+            self._version = body.version  # `_read_over` finds out whether the content is the same
         if body.offset != self.position:
             self._read_over()
         if self.total is not None and body.total not in (None, self.total):

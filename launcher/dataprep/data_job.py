@@ -149,7 +149,7 @@ class DataPod:
                     )
                     time.sleep(_POLL_SECONDS)
         except LauncherError as error:
-            # After other errors the next pod continues with the finished parts.
+            # After other errors the folder stays: the next pod continues with the finished parts.
             if error.exit_code in RUN_ENDS and not isinstance(error, DeadlineError):
                 prepared_data.remove_folder(self._work.root)
             raise
@@ -176,9 +176,10 @@ class DataPod:
         elif source.is_single:
             ranges = [sources.complete_objects(objects)]
         else:
-            # One checksum over everything needs one reader, and a csv field may contain newlines.
+            # data.sha256 is a checksum of the complete source, so one pod must read everything.
             size = sys.maxsize if s.sha256 else sources.part_size(s.split_count)
-            # A Parquet file in a bucket is copied before it is read.
+            # A csv object is not divided, because a field may contain newlines. A Parquet file in a bucket is not
+            # divided, because it is copied completely before it is read.
             in_file = s.format == "parquet" and s.source.startswith("file://")
             divisible = in_file or (s.format == "lines" and "\n".encode(s.encoding) == b"\n")
             ranges = sources.plan_parts(objects, size, divisible=divisible)
@@ -346,7 +347,7 @@ def content_digest(s: DataSettings, parts: list[sources.PlannedPart]) -> str:
 
     Jobs with different names can have the same digest. The source is identified by data.sha256, or by the names, sizes
     and versions of its objects. If data.sha256 is empty and a version is unknown, the digest also includes the data
-    digest of this job, so that jobs with other settings do not use this data.
+    digest of this job, so that jobs with another data digest do not use this data.
     """
     shape = [s.format, s.delimiter, s.header, s.columns, s.quoting, s.encoding, s.seed, s.split_count]
     name = sources.source_name(s) if s.source_secret else s.source

@@ -34,7 +34,8 @@ except ImportError as missing:
 
 BATCH_ROWS = 1 << 16
 BATCH_BYTES = 32 << 20
-"""Largest number and largest size of the rows that are in memory at once. A row group is read in several batches."""
+"""A row group is read in batches of at most BATCH_ROWS rows and about BATCH_BYTES bytes, so that few rows are in memory
+at once."""
 DICT_ROWS = 4096
 """Largest number of rows whose values are Python objects at the same time: Python objects need many times the memory of
 a record batch."""
@@ -145,7 +146,7 @@ class ParquetReader:
                 "write all files with the same names and types, or list names in data.columns."
             )
         self.names = found
-        rows.validate(full=True)  # also that texts are UTF-8
+        rows.validate(full=True)  # this also checks that texts are UTF-8
         return pa.RecordBatch.from_arrays(arrays, names=names)
 
     def _choose(self, names: Sequence[str], name: str) -> list[str]:

@@ -100,7 +100,7 @@ class PreparedData:
         """
         if why := schema.mismatch(self.manifest, ManifestFile):
             raise ValueError(why)
-        if counts := self.manifest.get("files"):  # a check of each of them would take minutes
+        if counts := self.manifest.get("files"):  # a check of each file would take minutes
             return {self.paths.file_list: counts["list"]}
         found = {self.paths.tables / str(table["name"]): table for table in self.manifest["tables"]}
         found[self.paths.test] = self.manifest["test"]
@@ -113,8 +113,9 @@ class PreparedData:
     def shard_files(self, shard: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return {"name", "bytes", "sha256"} of each file of a shard, in the order in which pods join the files.
 
-        `shard` is the shard's entry in the manifest. A shard of one file has name, size and sha256 there; for a shard
-        of several files the entry has only the sha256 of the shard's `files.json`, which this function reads.
+        `shard` is the shard's entry in the manifest. If the shard has one file, the entry has the size and sha256 of
+        this file. If it has several files, the entry has only the sha256 of the shard's `files.json`, which this
+        function reads.
 
         Raises:
             DataError: `files.json` is missing or damaged, or has another sha256 than the manifest lists.

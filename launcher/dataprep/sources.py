@@ -73,7 +73,8 @@ _HIDDEN = re.compile(
 """Names of files and folders that are never read (docs/how-to/own-data.md lists them).
 
 Spark and Hadoop skip names that start with `.` or `_` (but not the folder `_day=1` of a partition) and copies in
-progress; the others are temporary, backup and marker files of macOS, Windows, editors and programs that download.
+progress. The other names are those of temporary files, backups and marker files of macOS, Windows, editors and programs
+that download files.
 """
 _NO_DATA_FILE = re.compile(r"\.|(__macosx|__pycache__|thumbs\.db|desktop\.ini|lost\+found)$", re.IGNORECASE)
 """Names that are never read with data.format files. With this format a file's name may begin with `_`."""
@@ -202,8 +203,8 @@ def range_lines(blocks: Iterator[bytes], begin: int, end: int, digest: hashlib._
 
     Args:
         blocks: the content of the object from the byte before the range on, or from byte 0 on if the range begins
-            there. The byte before the range shows whether a line starts at the first byte of the range, because in
-            this case it is a newline.
+            there. The byte before the range is needed because a line starts at the first byte of the range only if the
+            byte before it is a newline.
         begin: the first byte of the range.
         end: the byte after the range. The last line may end later.
         digest: the sha256 of the part.
@@ -362,11 +363,11 @@ class Source(abc.ABC):
         """
 
     def close(self) -> None:  # noqa: B027 - most sources have nothing to close
-        """Close connections that all objects share. Who has opened an object must close it."""
+        """Close connections that all objects share; the reader of an object must close the object itself."""
 
 
 class StorageSource(Source):
-    """Reads a file of the shared storage, or all text files below a folder in the order of their paths."""
+    """Reads a file of the shared storage, or all files below a folder, in the order of their paths."""
 
     def __post_init__(self) -> None:
         """Find the file or folder. Raise `DataError` when it does not exist."""
@@ -642,7 +643,7 @@ def without_credentials(url: str) -> str:
 
 
 class WebSource(Source):
-    """Reads a web address: https://, or http:// with a checksum."""
+    """Reads a web address: https://, or http:// if data.sha256 is set."""
 
     def __post_init__(self) -> None:
         """Prepare to read the address. Raise `DataError` if the address is malformed or contains a password."""
@@ -790,11 +791,10 @@ class PartReader:
             source.check_unchanged(one.object)
 
     def seekable_files(self) -> Iterator[tuple[Path, str, int, int]]:
-        """Yield (path of a file, its name for messages, first byte, byte after the last one) for each range of this
-        part.
+        """Yield (path of the file, name for messages, first byte, end byte (excluded)) of each range of this part.
 
-        This is for Parquet and Arrow files, which are not read from start to end. The path of a file on the shared
-        storage is the file itself. An object of another source is first copied to a file of this pod.
+        This is for Parquet and Arrow files, which are not read from start to end. A file of the shared storage is used
+        where it is. An object of another source is first copied to a temporary file, and the path is this copy.
         """
         source = self._source
         for one in self._ranges:

@@ -36,8 +36,8 @@ _AHEAD = 4  # blocks of lines that may wait between the reading thread and the s
 _BATCH_BYTES = 2 << 20  # bytes that are given to the writing thread at once
 _MAX_PENDING = 2  # batches that may wait for the writing thread; this limits the memory
 _SYNC_THREADS = 2
-FLUSH_BYTES = 16 << 20  # written bytes after which the disk starts to write, which shortens the last fsync
-_READER_SECONDS = 2.0  # a reader that hangs in a network call ends with the process
+FLUSH_BYTES = 16 << 20  # after so many bytes the disk starts to write them, which shortens the last fsync
+_READER_SECONDS = 2.0  # longest wait for the reading thread, which may hang in a network call
 
 
 def _batches(rows: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
@@ -132,10 +132,9 @@ class PartSplitter:
     def _split(
         self, splitter: LineSplitter, blocks: Iterator[Any], hold: Callable[[bytes], object]
     ) -> Iterator[list[bytes]]:
-        """Split each block; yield one piece of train lines for each output file, and call `hold` with the held-out
-        lines.
+        """Yield one piece of train lines for each output file, from each block; call `hold` with the held-out lines.
 
-        The last output file is the test set. Its piece is empty here.
+        The last output file is the test set; this method yields an empty piece for it.
         """
         for block in blocks:
             train, test = splitter.split(block)

@@ -2,8 +2,8 @@
 
 s3://bucket/prefix/<job name>/
 ├── latest.json          which run was exported last, and its folder
-└── <run id>/            one folder per run id. A training with another outputId (such as one with the same job name
-    │                    and run id in another cluster) is rejected here once _SUCCESS.json exists
+└── <run id>/            one folder per run id. Once _SUCCESS.json exists, only the training with the same outputId may
+    │                    export to it: a training in another cluster may have the same job name and run id
     ├── started.json     written when the run starts, to check that its pods may write here. Nothing reads it
     ├── model/…          copy of output/model/ (with runtime v1: of the last checkpoint, pass-<NNNNN>/)
     ├── run.json, metrics.csv, curve.png, report.html
@@ -59,7 +59,7 @@ class ExportFolder:
         return self.bucket.url(self.prefix + name)
 
     def request(self, name: str, send: Callable[[str], T]) -> T:
-        """Call `send` with the bucket's key of the object `name`, and return its result; retry temporary errors."""
+        """Call `send` with the object's key in the bucket, and return its result; retry temporary errors."""
         return self.retry.call(self.url(name), lambda: send(self.prefix + name))
 
     def find(self, name: str) -> s3.S3Object | None:

@@ -50,7 +50,7 @@ def used_bytes(root: Path = ROOT) -> int:
 
 
 def usable_bytes(root: Path = ROOT) -> int:
-    """Return how many bytes of memory this container may use: its limit, at most the machine's memory."""
+    """Return how many bytes of memory this container may use: the smaller of its limit and the machine's memory."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(physical, limit(root) or physical)
 
@@ -58,7 +58,7 @@ def usable_bytes(root: Path = ROOT) -> int:
 def free_bytes(root: Path = ROOT) -> int:
     """Return how many bytes of memory this container can still get.
 
-    This is the smaller one of two numbers: what is left below the container's limit, and what the machine has free.
+    This is the smaller of two numbers: what is left below the container's limit, and what the machine has free.
     """
     lines = _text(Path("/proc/meminfo")).splitlines()
     available = 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:")))

@@ -58,10 +58,10 @@ _UNFINISHED = re.compile(r"\..+\.(?:attempt-(\d+)|script)\.tmp")
 
 
 class CheckpointFolder:
-    """Writes the folder of one checkpoint: `create`, then the files, then `publish`.
+    """Writes the folder of one checkpoint. Callers call `create`, write the files, and call `publish`.
 
-    The trainers of parameter servers write it together: trainer 0 calls `create`, all of them write files and call
-    `add_rank_files`, then trainer 0 calls `collect_rank_files` and `publish`.
+    With parameter servers, all trainers write one folder together. Trainer 0 calls `create`, all trainers write files
+    and call `add_rank_files`, then trainer 0 calls `collect_rank_files` and `publish`.
     """
 
     def __init__(self, output_dir: Path, at: Position, attempt: int) -> None:
@@ -72,13 +72,15 @@ class CheckpointFolder:
         self.folder = self.output.unfinished(at, attempt)
 
     def create(self, least_bytes: int = 0) -> None:
-        """Create the temporary folder of this checkpoint. First remove those that this and earlier attempts have left.
+        """Create the temporary folder of this checkpoint, after removing temporary folders of other checkpoints.
+
+        Those are the folders that this attempt and earlier attempts have left.
 
         Args:
-            least_bytes: estimated size of the checkpoint.
+            least_bytes: estimated size of the checkpoint in bytes.
 
         Raises:
-            StorageError: less than `least_bytes` and a margin are free.
+            StorageError: fewer bytes are free than `least_bytes` and MARGIN_BYTES together.
         """
         with files.storage_errors(self.output.root):
             self.output.root.mkdir(parents=True, exist_ok=True)
@@ -144,14 +146,14 @@ class CheckpointFolder:
         listed files.
 
         Raises:
-            ValueError: there is no file, or one with a name that a restore would reject.
+            ValueError: there is no file, or a restore would reject the name of a file.
             DeadlineError: not all processes have written their files in time.
         """
 
         def collect(value: Any) -> list[Any]:
             return exchange.exchange(value, f"the checkpoint of {self.at}") if exchange else [value]
 
-        collect(None)  # all have written
+        collect(None)  # wait until all processes have written their files
         with files.storage_errors(self.folder):
             files.fsync_tree(self.folder)
             seen = [path.relative_to(self.folder).as_posix() for path in files.folder_files(self.folder)]
@@ -266,8 +268,9 @@ def _read_checked(folder: Path) -> SavedCheckpoint:
     """Return the content of a checkpoint's contents.json after checking that the checkpoint can be used.
 
     Raises:
-        CheckpointError: the folder is a symbolic link; an earlier load rejected it; contents.json is missing, damaged,
-            or of another version, position or `outputId`; or a file that it lists is missing or has another size.
+        CheckpointError: the folder is a symbolic link; an earlier load rejected the checkpoint; contents.json is
+            missing, damaged, or of another version, position or `outputId`; or a listed file is missing or has another
+            size.
         StorageError, StorageFailedError: the folder cannot be read.
     """
     try:
@@ -469,7 +472,7 @@ def choose_model_checkpoint(
 
     The candidates are the checkpoints after the passes with a score of `metric`, the best score first, and then the
     checkpoint after the last pass. This function returns the first candidate that training can resume from, or from
-    which the current model in model/ was exported. The latter counts even if the checkpoint was removed since then.
+    which the current model in model/ was exported. A checkpoint of the current model counts even if it was removed.
 
     Args:
         output_dir: the output folder with the checkpoints.

@@ -10,10 +10,10 @@ list) only after ENOENT or ENOTDIR, so a failing storage is never mistaken for a
     EISDIR, ELOOP                                StorageError (75): a folder or a link has the file's name
     any other                                    the OSError itself: a bug of the launcher
 
-Reads have an argument `sleep`. They call it with the number of seconds to wait before a retry, and it may raise to stop
-the retries. Writes and copies have an argument `check`, which may raise to stop the work. Writes call `check` right
-before they replace the file, because this process may have lost the right to write; copies and sha256 call `check` for
-every block of 1 MiB.
+Reads have an argument `sleep`, a function that waits for the given number of seconds before a retry; it may raise to
+stop the retries. Writes and copies have an argument `check`, a function that may raise to stop the work. Writes call
+`check` right before they replace the file, because this process may have lost the right to write. Copies and sha256
+call `check` for every block of 1 MiB.
 """
 
 from __future__ import annotations
@@ -131,7 +131,9 @@ def read_json(
 
 
 def parse_json_object(name: object, content: bytes, shape: Any = dict[str, Any]) -> dict[str, Any]:
-    """Parse and verify the bytes of a JSON file; return the object without its checksum.
+    """Parse and verify `content`, the bytes of a JSON file; return the object without its checksum.
+
+    `name` is the name of the file, for messages.
 
     Raises:
         UnreadableError: `content` is not a JSON object, does not match its checksum, or has another type than `shape`
@@ -293,8 +295,8 @@ def sha256_file(path: Path, check: Callable[[], None] = lambda: None) -> str:
     `check` is called before each block of the file is hashed; it may raise to stop the work.
 
     Raises:
-        OSError: the file cannot be read. It is not converted to a `StorageError`, because the command line calls this
-            function for files on the user's machine too.
+        OSError: the file cannot be read. The error is not converted to a `StorageError`, because the command line
+            calls this function for files on the user's machine too.
     """
     digest = hashlib.sha256()
     for block in _blocks(path):

@@ -107,7 +107,7 @@ def _serve_request(work: Work) -> int:
         except (
             LauncherError,
             OSError,
-        ):  # perhaps for the same reason, a full disk: the launcher quotes the log
+        ):  # the disk may be full: write the error to the log, which the launcher quotes
             print(f"error: {text}", file=sys.stderr)  # noqa: T201
         return code
     return EXIT_OK

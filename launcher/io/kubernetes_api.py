@@ -109,7 +109,10 @@ class PodApi:
         return answer.get("items") or [], str(answer.get("metadata", {}).get("resourceVersion", ""))
 
     def watch(self, job: str, version: str, seconds: float) -> Generator[dict[str, Any], None, None]:
-        """Yield changes of rank 0's pods after the `version` of `list`, as watch events, for at most `seconds`."""
+        """Yield the changes of rank 0's pods as watch events, for at most `seconds`.
+
+        `version` is the resource version that `list` returned; changes before this version are not yielded.
+        """
         query = {
             "labelSelector": SELECTOR.format(job=job),
             "watch": "true",

@@ -1,4 +1,4 @@
-"""Write metrics.csv, the speed, loss and test scores of each pass of a run."""
+"""Write metrics.csv, which has the speed, loss and test scores of each pass of a run."""
 
 from __future__ import annotations
 

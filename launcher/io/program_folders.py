@@ -73,7 +73,7 @@ def read_program_texts(folder: Path) -> dict[str, str]:
 
 
 def is_script_file(name: str) -> bool:
-    """Return whether a script of `training.config` is a file, and not a module (`python -m PACKAGE.MODULE`)."""
+    """Return whether the script `name` of `training.config` is a file, and no module (`python -m PACKAGE.MODULE`)."""
     return name.endswith(".py")
 
 

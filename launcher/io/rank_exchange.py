@@ -1,7 +1,7 @@
 """Exchange of small values between all processes of a user's script, without its library's communication.
 
 If the launcher has started the script, the values are in the store of rank 0's launcher
-(launcher/supervisor/peers/peer_server.py). Files would be slower: clients of network file systems cache folders, so a
+(launcher/supervisor/peers/peer_server.py). Files would be too slow: clients of network file systems cache folders, so a
 file that another node wrote may stay invisible for a minute. Without the launcher the values are files.
 """
 
@@ -27,10 +27,12 @@ MAX_POLL_SECONDS = 0.2
 def ask_launcher(
     method: str, address: str, content: str | None = None, *, seconds: float
 ) -> tuple[int, bytes]:
-    """Send a request to the launcher of rank 0 at `host:port/path`; return status and body of its answer.
+    """Send an HTTP request to the launcher of rank 0, and return (status, body) of its answer.
+
+    `address` is `host:port/path`, and `content` is the body of the request.
 
     Raises:
-        OSError, http.client.HTTPException: no answer within `seconds`, or a malformed one.
+        OSError, http.client.HTTPException: there was no answer within `seconds`, or the answer is malformed.
     """
     place, _, path = address.partition("/")
     with contextlib.closing(http.client.HTTPConnection(place, timeout=seconds)) as connection:
@@ -62,10 +64,10 @@ class RankExchange:
             files.remove_path(folder)
 
     def exchange(self, value: Any, what: str) -> list[Any]:
-        """Return the values of all processes, in the order of their numbers, once all have called this.
+        """Wait until all processes have called this, and return their values in the order of the process numbers.
 
         Args:
-            value: this process's value, any JSON.
+            value: this process's value, which must be convertible to JSON.
             what: what the processes do, for the message of an error.
 
         Raises:

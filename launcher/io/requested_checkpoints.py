@@ -22,7 +22,7 @@ ASK_SECONDS = 600.0  # then the trainer fails: without an answer it cannot know 
 
 
 def ask_checkpoint_decision(address: str, proposed: int) -> tuple[bool, int]:
-    """Return whether the trainers must save a checkpoint now, and when to ask again, as rank 0's launcher decides.
+    """Ask rank 0's launcher whether the trainers must save a checkpoint now, and at which step to ask again.
 
     A step is a number of trained batches. All trainers call this function at the same steps, and all of them get the
     same answer at the same step. The answer is "save" if a user or the launcher has requested a checkpoint. If the
@@ -72,9 +72,9 @@ def ask_once(address: str, proposed: int) -> tuple[bool, int]:
 def wait_while_held(store: str) -> None:
     """Wait after a checkpoint if the launcher is about to stop all trainers.
 
-    Without this wait, the trainer would train batches after the checkpoint that are lost. Normally the launcher stops
-    this process while this function waits. The function returns if the launcher does not intend to stop the trainers,
-    if HOLD_SECONDS have passed, or if the launcher does not answer.
+    Without this wait, the trainer would train further batches, which would be lost. Normally the launcher stops this
+    process while this function waits. The function returns if the launcher does not intend to stop the trainers, if
+    HOLD_SECONDS have passed, or if the launcher does not answer.
 
     Args:
         store: the beginning of the addresses of all requests: `host:port/path`, with the attempt's secret.

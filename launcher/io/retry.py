@@ -43,7 +43,7 @@ class Retry:
     tries: int = 8
     """Number of attempts in a row without progress after which `error` is raised."""
     base: float = 0.5
-    """Seconds before the second attempt, doubled for each later one."""
+    """Seconds to wait before the second attempt. The wait doubles before each later attempt."""
     cap: float = 30.0
     """Longest wait between two attempts, in seconds."""
     sleep: Callable[[float], None] = time.sleep

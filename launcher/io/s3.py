@@ -44,7 +44,7 @@ class S3Object:
 
     key: str
     size: int
-    """Bytes."""
+    """Size in bytes."""
     etag: str
     """Identifies this version of the object."""
 
@@ -101,7 +101,7 @@ class Bucket:
 
 
 def translate_errors(request: Callable[[], T]) -> T:
-    """Call `request` and return its result; convert boto3's exceptions to the ones that `Bucket` raises."""
+    """Call `request` and return its result; convert boto3's exceptions to those that `Bucket` documents."""
     from boto3.exceptions import Boto3Error
     from botocore import exceptions as of
 

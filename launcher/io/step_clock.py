@@ -15,7 +15,7 @@ class StepClock:
     """Measures how many seconds a process itself takes per step, as a mean over the newest steps.
 
     Attributes:
-        step_seconds: the newest mean; None before the first mean, or if it is 0.
+        step_seconds: the newest mean; None before the first mean, or if the newest mean is 0.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class StepClock:
     def add_step(self) -> None:
         """Record that a step has ended, and update `step_seconds` if there are enough steps for a new mean.
 
-        The clock may keep running.
+        The caller need not pause the clock.
         """
         self._steps += 1
         if self._steps >= LEAST_STEPS and self._clock() - self._began >= LEAST_SECONDS:

@@ -19,8 +19,8 @@ def handle_signals(handler: Callable[[int], object], signals: Sequence[int] = ST
     """Call `handler` for each signal received inside the `with` block; afterwards restore the earlier handlers.
 
     The handler receives the signal's number. The handler runs in the main thread, between any two instructions, so an
-    exception of the handler may interrupt any code of the main thread. If this function is called in another thread,
-    where Python cannot set handlers, it sets none, and only the block runs.
+    exception of the handler may interrupt any code of the main thread. In another thread, where Python cannot set
+    handlers, this function only runs the block.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
