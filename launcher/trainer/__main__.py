@@ -57,7 +57,7 @@ def _set_process_name(settings: ProcessSettings) -> None:
 
 
 def main() -> int:
-    """Run as pserver or trainer, which the setting `ProcessSettings.server` decides. Return the exit code."""
+    """Run as pserver or as trainer; the setting `ProcessSettings.server` decides this. Return the exit code."""
     try:
         settings = ProcessSettings.from_environ()
         _set_process_name(settings)

@@ -41,7 +41,7 @@ CHECKSUMS = "sums.json"
 into each file: {file name: [{"bytes", "sha256"} of each source, in order]}. If a file is not listed there, this module
 computes its sha256."""
 RANGE_BYTES = 32 << 20
-"""Bytes of text that one process parses at a time. Ranges of a fixed size divide the text without reading it before."""
+"""Bytes of text that one process parses at a time. To divide a text into ranges of this size, nobody has to read it."""
 SAMPLE_BYTES = 1 << 20
 """Bytes at the beginning of the text from which the number of rows is estimated."""
 
@@ -83,10 +83,10 @@ def read_range(text: Path, start: int) -> Iterator[str]:
 def _batch_chunks(
     text: Path, name: str, program: TrainingProgram, start: int
 ) -> Iterator[tuple[NDArray[Any], int]]:
-    """Convert a range of a shard with record batches in chunks. Yield each chunk's records and number of skipped rows.
+    """Convert a range of a shard in chunks. Yield each chunk's records and its number of skipped rows.
 
-    The rows are converted by the program's parse_columns(). If the program has no such function, its parse() converts
-    them one by one.
+    The shard has Arrow record batches instead of lines of text. The program's parse_columns() converts the rows. If the
+    program has no such function, its parse() converts the rows one by one.
 
     Args:
         text: the file of the shard.
@@ -362,7 +362,7 @@ def convert_staged(
         check: called now and then without arguments. If it raises an error, the conversion stops with this error.
 
     Returns:
-        The records of the shard, and the records of the test set; None instead of these if it was not staged.
+        (records of the shard, records of the test set). The second one is None if the test set was not staged.
     """
 
     def convert_one(kind: str, name: str) -> Records:

@@ -11,8 +11,8 @@ model/
 
 `export_model` writes the model with the values of the servers. All trainers call it together after the last checkpoint.
 The ids come from the files of a checkpoint and not from this run's data, because the tables also have ids of earlier
-runs. The ids of all files are sorted together. Each rank writes a contiguous range of these rows, and all ranks write
-to the two files of a table at the same time.
+runs. The ids of all files together, in ascending order, are the rows of a table. Each rank writes a contiguous range of
+these rows, and all ranks write to the two files of a table at the same time.
 
 Then `evaluation.score_model` opens the written files without servers, as `paddle_served` does, and predicts the test
 set. Only after that does the folder get its final name.
@@ -63,7 +63,7 @@ def create_table(folder: Path, rows: int, width: int) -> None:
     """Create `ids.npy` and `vectors.npy` of a table in their final size. All ranks fill them with `write_rows`.
 
     Args:
-        folder: the folder for these two files, which must not exist.
+        folder: the folder for these two files. It must not exist yet.
         rows: number of the table's rows.
         width: length of a vector.
     """
@@ -119,7 +119,10 @@ def _first_row(total: int, rank: int, ranks: int) -> int:
 
 
 def _split_points(ids_by_file: Sequence[Ids], rows: int, total: int) -> list[int]:
-    """Return how many ids of each file are among the `rows` smallest ids of all files. All files have `total` ids."""
+    """Find the `rows` smallest ids of all files, and return how many of them each file has.
+
+    `total` is the number of ids in all files together.
+    """
     if rows == total:
         return [len(ids) for ids in ids_by_file]
     low, high = 0, (1 << 64) - 1
@@ -177,7 +180,7 @@ class ModelWriter:
         Args:
             folder: the final folder of the model.
             attempt: number of this attempt, for the name of the temporary folder.
-            checkpoint: name of the checkpoint's folder whose values the model has; "" if there is no checkpoint.
+            checkpoint: folder name of the checkpoint from which the values come; "" if there is no checkpoint.
         """
         self.folder, self.checkpoint = folder, checkpoint
         self.temp = folder.with_name(f".{folder.name}.attempt-{attempt}.tmp")
@@ -293,8 +296,8 @@ def _write_networks(
     """Write the network with the dense parameters `values` to `folder`, as Paddle's inference programs.
 
     Returns:
-        Two lists. The first one has the network's look-ups of tables. The second one has the names of variables: ids
-        that are looked up, and that network() calculates from the inputs.
+        Two lists. The first one has the network's look-ups of tables. The second one has the names of the variables
+        with calculated ids: network() calculates these ids from the inputs, and looks them up.
     """
     import paddle
 
@@ -354,8 +357,8 @@ def export_model(
 
     Raises:
         StorageError: the volume is full.
-        StorageFailedError: the volume fails, or a file of the checkpoint is damaged. In the second case the checkpoint
-            was marked as rejected.
+        StorageFailedError: the volume fails. Or a file of the checkpoint is damaged, and the checkpoint was marked as
+            rejected.
         DataError: the model cannot be scored, or two ranks saved the same id.
     """
     began, settings = time.monotonic(), trainer.settings
@@ -387,7 +390,7 @@ def _write_share(trainer: FleetTrainer, folder: Path, name: str, ids: list[Ids],
         trainer: this trainer.
         folder: the table's folder in the new model.
         name: name of the table.
-        ids: all ids of the table, as ascending arrays.
+        ids: the ids in the files of the checkpoint, each array ascending; see `_map_ids`.
         at: position of the checkpoint, for messages.
 
     Returns:
@@ -413,7 +416,7 @@ def _write_share(trainer: FleetTrainer, folder: Path, name: str, ids: list[Ids],
 
 
 def _map_ids(settings: ProcessSettings, at: Position) -> dict[str, list[Ids]]:
-    """Return the ids in the files of the checkpoint `at`: name of a table → ascending arrays of ids.
+    """Return the ids in the files of the checkpoint `at`: name of a table → arrays, each with ascending ids.
 
     The arrays are memory-mapped if possible. Each rank verifies the checksums of the ids in its share of the files.
 

@@ -1,4 +1,4 @@
-"""Run a pserver, or train as one trainer of the pservers, with PaddlePaddle 2.6.2's library fleet.
+"""Run a pserver, or a trainer that uses the pservers, with PaddlePaddle 2.6.2's library fleet.
 
 `FleetTrainer` joins, trains, predicts and leaves. Paddle's training modes are incomplete if a program is run one
 batch (step) at a time. `FleetTrainer` adds what is missing:
@@ -243,8 +243,8 @@ class FleetTrainer:
 
     def __init__(self, settings: ProcessSettings, program: TrainingProgram) -> None:
         self.clock = StepClock(processor_seconds)
-        """Measures this trainer's own time per step during `train`. It measures processor time, so waiting for pservers
-        does not count: they may run on a slow node."""
+        """Measures the processor time of this trainer per step, during `train`. The time in which the trainer waits for
+        pservers does not count, because these may run on a slow node."""
         self.settings, self.layout = settings, ServerLayout.read(settings)
         self._role, self.network = _build_graph(settings, program, self.layout)
         self.trainers = Trainers(self._role, settings.rank, settings.trainers)
@@ -272,7 +272,7 @@ class FleetTrainer:
 
         Raises:
             DeadlineError: some pservers do not listen after CONNECT_SECONDS.
-            SettingsError: a parameter that is never trained starts with other values on another rank.
+            SettingsError: a parameter that is never trained does not start with the same values on all ranks.
         """
         await_ports(self.layout.addresses, "all pservers of the job")
         sync = self.network.main if self.settings.mode == "sync" else None

@@ -95,8 +95,9 @@ def _other_threads() -> dict[str, list[str]]:
 def serve(import_all: Callable[[], object]) -> None:
     """Call `import_all`, then fork a new process for each line of stdin. Exit at the end of stdin.
 
-    Each line is JSON with the environment, working folder and log file of the new process. The function writes a line
-    with the process id to stdout, or 0 if the fork failed. It returns only in the new processes.
+    Each line is JSON with the environment, working folder and log file of the new process. After the import the
+    function writes `ready` to stdout, and for each new process a line with the process id; 0 if the fork failed. The
+    function returns only in the new processes.
     """
     answers = os.dup(1)
     os.dup2(2, 1)  # a library may print something when it is imported, which must not reach the launcher

@@ -7,8 +7,8 @@ written from the source code of 2.6.2 and tested with 2.6.2, so `check_version` 
 - `optimizer_rule` reads Paddle's optimizers. `describe_tables` writes the descriptions of tables that servers get,
   because Paddle's API does not let a program set them.
 - `GlooRoleMaker` lets trainers find each other through the launcher instead of Paddle's own store.
-- `ServerConnection` uses the client of the servers that Paddle's library fleet hides.
-- `keep_gradients`, `remove_operators` change a static program. `look_up_program` builds one.
+- `ServerConnection` uses the private client with which Paddle's library fleet sends requests to the servers.
+- `keep_gradients`, `remove_operators` change a static program. `look_up_program` builds a new one.
 
 Three other modules use private parts of Paddle, too:
 
@@ -46,9 +46,10 @@ IGNORED_DEFAULTS = {
     "adagrad": {"epsilon": 1e-6},
     "sgd": {},
 }
-"""Arguments that the servers ignore, and the values that they use instead: by the kind of the optimizer.
+"""Arguments of each kind of optimizer that the servers ignore, with the values that the servers use instead.
 
-Adagrad's argument is ignored for tables. The other arguments are ignored for dense parameters only."""
+The servers ignore Adam's arguments only for dense parameters. They have Adagrad only for tables, and ignore its
+argument there."""
 RULE_NAMES = {"adam": "SparseAdamSGDRule", "sgd": "SparseNaiveSGDRule", "adagrad": "StdAdaGradSGDRule"}
 DEFAULT_BYTES = 64 << 20
 MAX_BYTES = (1 << 31) - 1
@@ -76,7 +77,7 @@ def check_version() -> None:
 def _set(symbol: str, kind: type[ctypes.c_int32 | ctypes.c_uint64], value: int) -> bool:
     """Set the C++ variable `symbol` of Paddle's library to `value`, in the memory of this process.
 
-    Return False if this build of Paddle does not export the variable.
+    `kind` is the C type of the variable. Return False if this build of Paddle does not export the variable.
     """
     try:
         kind.in_dll(library(), symbol).value = value
@@ -252,10 +253,11 @@ def dense_shape(server: int, servers: int) -> DenseShape:
 
 
 class GlooRoleMaker(fleet.PaddleCloudRoleMaker):  # type: ignore[misc]
-    """Gives Paddle the role and the addresses of this process, which Paddle's base class reads from the environment.
+    """Tells Paddle the role and the addresses of this process, and connects the trainers with the library gloo.
 
-    Trainers exchange values with the library gloo. They find each other's addresses through the key-value store of rank
-    0's launcher (supervisor/peers/peer_server.py).
+    Paddle's base class reads role and addresses from environment variables. The trainers exchange values with gloo. For
+    this, they find each other's addresses through the key-value store of rank 0's launcher
+    (supervisor/peers/peer_server.py).
     """
 
     def __init__(self, settings: ProcessSettings) -> None:
@@ -324,7 +326,7 @@ class ServerConnection:
             role: Paddle's role maker of this process.
             trainers: all trainers of the job.
             scope: Paddle's scope with the dense parameters.
-            lookups: Paddle's program of a prediction. The method `rows` uses its look-ups of tables.
+            lookups: Paddle's program for predictions. `rows` copies its operators that look up vectors in tables.
             sync: Paddle's program of a training step in mode sync; None in mode async. The operators send_barrier are
                 removed from this program, because they use a communicator that does not exist in mode sync.
         """
@@ -451,9 +453,10 @@ def remove_operators(program: Any, types: tuple[str, ...]) -> None:
 
 
 def look_up_program(network: Any, name: str) -> tuple[Any, int]:
-    """Return a program that looks up vectors in the table `name` of the program `network`, and the vectors' length.
+    """Return (a program that looks up vectors in the table `name`, the length of these vectors).
 
-    The program's input is the variable `ids`, shape [ids, 1]. Its result is the variable `found`, shape [ids, width].
+    The new program uses the same look-up operator as the program `network`. Its input is the variable `ids`, shape
+    [ids, 1]. Its result is the variable `found`, shape [ids, width].
     """
     source = network.global_block()
     operator = next(o for o in source.ops if "lookup_table" in o.type and o.input("W") == [name])

@@ -40,9 +40,9 @@ ROW_FIX = "correct the row, or parse()"
 
 
 def record_dtype(inputs: Mapping[str, Ids | Real]) -> np.dtype[Any]:
-    """Return the numpy type of a record. It has one field for each input: int64 [length] or float32 [width].
+    """Return the numpy type of a record, which has one field for each input.
 
-    An input `Ids` has the first kind of field, an input `Real` the second.
+    The field of an `Ids` is int64 [length], the field of a `Real` is float32 [width].
     """
     return np.dtype(
         [
@@ -80,10 +80,10 @@ Row = str | Mapping[str, Any]
 def choose_columns(
     given: Mapping[str, Any], program: TrainingProgram, places: RowPlaces
 ) -> Mapping[str, Any]:
-    """Return the entries of `given` by the names of the program's columns.
+    """Choose the program's columns from the columns of a file. Return {column of the program: its entry in `given`}.
 
-    The program's columns are looked up in `given` by name. If a name is missing and both have the same number of
-    columns, all columns are matched by position instead.
+    Columns are matched by name. If the file lacks a name, but has as many columns as the program, all columns are
+    matched by position instead.
 
     Args:
         given: column of the file → a value or an array.
@@ -582,7 +582,7 @@ def write_record_file(folder: Path, name: str, records: NDArray[Any]) -> RecordF
 def finish_records(
     program: TrainingProgram, folder: Path, written: list[RecordFile], name: str, skipped: int
 ) -> Records:
-    """Return the written records. If the program has check_labels(), let this function check all labels before.
+    """Return the written records. If the program has check_labels(), it checks the labels of all records before.
 
     Args:
         program: the training program.

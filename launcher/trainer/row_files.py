@@ -199,7 +199,9 @@ def read_shard(
 def read_rows(
     entries: Iterable[tuple[Path, str | None]], shape: RowShape, shards: int
 ) -> Iterator[TableRows]:
-    """Yield the ids and the vectors of all rows in some files of a table, in chunks. Raise as `read_shard`.
+    """Yield the ids and the vectors of all rows in some files of a table, in chunks.
+
+    This raises the same errors as `read_shard`.
 
     Args:
         entries: the path of each file, and the sha256 that the file must have (None to skip this check).

@@ -10,7 +10,7 @@ path.txt, <config>.py           where the checkpoint was saved, and the program'
 During a save, the training waits until every server has a copy of its memory (server_commands.py), and until some rows
 of each file have been compared with the values that the servers send. Then the training continues. Meanwhile a thread
 of each trainer waits for the files of this trainer's own servers. When the files of all trainers are complete, trainer
-0 publishes the checkpoint: only then does its folder have its final name.
+0 publishes the checkpoint: it gives the checkpoint's folder its final name.
 
 The trainers verify the sha256 of the files with dense parameters before a load. The servers verify the sha256 of the
 files with rows while they read them. After the load, trainer 0 compares some rows of every table and all dense
@@ -54,7 +54,7 @@ from launcher.trainer.training_log import PassTotals, TrainerLog
 
 
 class Checkpoints:
-    """Saves and restores checkpoints. Each trainer has one object, and all trainers call it together."""
+    """Saves and restores checkpoints. Each trainer has one such object, and all trainers call its methods together."""
 
     def __init__(self, trainer: FleetTrainer, log: TrainerLog) -> None:
         self.settings, self.trainer, self.log = trainer.settings, trainer, log
@@ -62,7 +62,8 @@ class Checkpoints:
         self.first = trainer.settings.rank == 0
         self.output = OutputPaths(trainer.settings.layout.output)
         self.expected_bytes = 0
-        """Size of the newest checkpoint in bytes, an estimate while it is written; the same number on every rank."""
+        """Size of the newest checkpoint in bytes; an estimate if this checkpoint is still being written. The number is
+        the same on every rank."""
         self._exchange = RankExchange(
             self.settings.rank,
             self.settings.trainers,
@@ -77,7 +78,7 @@ class Checkpoints:
     def save(self, at: Position, totals: PassTotals, division: Division, scores: metrics.Scores) -> None:
         """Start to save a checkpoint of the servers' current values. Return when the training may continue.
 
-        All trainers call this together. Before it they must call `FleetTrainer.settle`, and `published(wait=True)` for
+        All trainers call this together. Before, they must call `FleetTrainer.settle`, and `published(wait=True)` for
         the previous checkpoint. Each trainer compares some of the rows that its own servers save with the values that
         the servers send. Then a thread of each trainer waits for the files of these servers.
 
@@ -88,7 +89,8 @@ class Checkpoints:
             at: position of the training, which determines the name of the checkpoint's folder.
             totals: this rank's totals of the unfinished pass; all 0 at the end of a pass.
             division: the division of the pass's rows among the trainers.
-            scores: (number of finished passes, value of the metric training.keepBest after them) of the run so far.
+            scores: list of (number of finished passes, value of the metric training.keepBest after them), for the run
+                so far.
 
         Raises:
             DivergedError: a parameter or a row of a table is NaN or infinite.

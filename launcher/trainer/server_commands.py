@@ -69,9 +69,9 @@ class _Commands:
         self._memory, self._rules, self._number = memory, rules, number
 
     def serve(self, listener: Listener) -> NoReturn:
-        """Execute commands for ever, those of one connection after another.
+        """Accept one connection after another, and execute the commands of each connection. This never ends.
 
-        If the trainer disconnects, only its current command ends with an error, and the next connection is accepted.
+        If a trainer disconnects, only its current command is lost; then the next connection is accepted.
         """
         commands = {each.__name__: each for each in (self.save, self.load, self.fill)}
         while True:
@@ -161,9 +161,9 @@ class _Commands:
                 memory.dense[name][:] = values
 
     def fill(self, _: Connection, table: str, ids: Ids, vectors: Values) -> None:
-        """Set the rows with these ids to these vectors of an earlier model. Reset the state of the rows' optimizer.
+        """Set the rows with the ids `ids` to the vectors `vectors` of an earlier model.
 
-        The state becomes the state before the first step.
+        The optimizer's state of these rows becomes the state before the first step.
         """
         self._memory.write_rows(table, ids, self._memory.shapes[table].fresh(vectors, self._rules[table]))
 

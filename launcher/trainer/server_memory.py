@@ -1,4 +1,4 @@
-"""Read and write the tables in a pserver's own memory. This module has all knowledge of the layout of Paddle's objects.
+"""Read and write the tables in a pserver's own memory. This module knows the layout of Paddle's C++ objects.
 
 A pserver uses `ServerMemory`, a trainer uses `PendingPushes`.
 
@@ -6,9 +6,9 @@ Paddle 2.6.2 saves tables only as text. This takes 25 seconds of CPU per million
 can instead read the same numbers from its own memory as numpy arrays, and write them back. For this `ServerMemory`
 calls functions that Paddle's C++ library exports, and relies on these facts, which hold on amd64 and arm64:
 
-- `FleetWrapper::pserver_ptr_` leads to the server and its hash map of tables. `ServerMemory` does not rely on an offset
-  of this map, but searches for it: an object is a table of embeddings if its first word points to the vtable of
-  `MemorySparseTable`.
+- `FleetWrapper::pserver_ptr_` leads to the server and its hash map of tables. `ServerMemory` searches for this map
+  instead of expecting it at an offset. It recognizes a table of embeddings by its first word, which points to the
+  vtable of `MemorySparseTable`.
 - A shard (`GetShard`) begins with MAPS hash maps of MAP_BYTES each. The first word of a map is the address of its
   slots, the second word is their number. A slot has two words: an id, and the address of a row. The lowest two bits of
   the address are a mark; its value is USED if the slot has a row.
@@ -17,7 +17,7 @@ calls functions that Paddle's C++ library exports, and relies on these facts, wh
 - A table points to its accessor. The accessor points to two optimizers: one for w[0] and one for w[1:], where w are the
   weights of a row. The fourth word of an optimizer is the number of the values that it trains.
 - The table of the dense parameters (`MemoryDenseTable`) has one std::vector<std::vector<float>> with the parameters and
-  the state of their optimizer. `ServerMemory` finds it by the lengths of its vectors.
+  the state of their optimizer. `ServerMemory` finds this vector by the lengths of the vectors in it.
 
 `ServerMemory` checks all of this when the server starts. It creates a few rows with exported functions, compares the
 rows that it finds in memory with the answers of exported functions, and lets Paddle delete these rows again. It sets
@@ -107,8 +107,8 @@ _FUNCTIONS: dict[str, tuple[str, Any, list[Any]]] = {
     ),
     "shrink": (f"17MemorySparseTable6Shrink{_STRING}", _INT, [_POINTER] * 2),
 }
-"""Exported functions, by our names: the symbol without _NAMESPACE, the type of the result, the types of the arguments.
-"""
+"""Functions that Paddle's library exports: the name that this module uses → the symbol without _NAMESPACE, the type of
+the result, the types of the arguments."""
 _BASE = 4096  # address at which the views of all memory begin; nothing is mapped below it
 
 
@@ -129,8 +129,8 @@ class _Memory:
 
 
 _WORDS: NDArray[np.uint64] = np.asarray(_Memory(_BASE, (1 << 45,), "<u8", (8,)))
-"""All memory of this process from _BASE on, as words of 8 bytes. The array covers addresses of up to 48 bits: they have
-up to 47 bits on amd64, and up to 48 on arm64."""
+"""All memory of this process from _BASE on, as words of 8 bytes. The array covers all addresses, which have up to 47
+bits on amd64, and up to 48 bits on arm64."""
 
 
 def _row_values(columns: int) -> Values:
@@ -293,7 +293,8 @@ class ServerMemory:
     def _find_dense(self, table: int) -> dict[str, Values]:
         """Return views of the arrays in the table of dense parameters, by name, without the learning rate.
 
-        `table` is the address of the table. The parameters get other values, by which the function finds them.
+        `table` is the address of the table. The function sets the parameters to known numbers, to check that it has
+        found the right arrays.
 
         Raises:
             LayoutError: the arrays are not found, or have other numbers than expected.
@@ -322,9 +323,9 @@ class ServerMemory:
         }
 
     def _find_sizes(self, table: str, accessor: Sequence[int], rules: Sequence[int]) -> list[ctypes.c_uint64]:
-        """Return two variables in Paddle's memory: how many values of a row each optimizer of a table trains.
+        """Return the variables in Paddle's memory with the numbers of values that a table's two optimizers train.
 
-        The first optimizer trains the weight w[0], the second one trains the weights w[1:].
+        The first optimizer trains the weight w[0] of a row, the second one trains the weights w[1:].
 
         Args:
             table: name of the table.
@@ -471,9 +472,9 @@ class ServerMemory:
         self._call.shrink(self._tables[table], ctypes.addressof(text))
 
     def count_unseen(self, table: str) -> None:
-        """Add 1 to the count of each row of a table: the number of checkpoints since the row was last trained.
+        """For each row of a table, add 1 to the number of checkpoints since the row was last trained.
 
-        When a row is trained, Paddle sets its count to 0.
+        When a row is trained, Paddle sets this number to 0.
         """
         for shard in self.own:
             begin, _ = self._begin_and_columns(self._slots(table, shard)[1])

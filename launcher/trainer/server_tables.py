@@ -69,18 +69,19 @@ class OptimizerRule:
 
 @dataclass(frozen=True)
 class RowShape(CheckpointTable):
-    """Describes the numbers that a row of a table has in a server and in its file:
+    """Describes the numbers that a row of a table has in a server and in the files of a checkpoint:
 
         slot unseen_days delta_score show click w[0] state w[1:] state
 
-    The first state belongs to w[0], the second one to w[1:]. The state of n weights is `g… g2… b1 b2` for Adam (n first
-    moments, n second moments, the powers of both betas), `G…` for AdaGrad (n sums of squares), and nothing for SGD. A
-    row without a vector has only w[0]: it ends after the first state.
+    The first five numbers are Paddle's data about the row, w are its weights. The first `state` is the optimizer's
+    state of w[0], the second one is that of w[1:]. The state of n weights is `g… g2… b1 b2` for Adam (n first moments,
+    n second moments, the powers of both betas), `G…` for AdaGrad (n sums of squares), and nothing for SGD. A row
+    without a vector has only w[0]: it ends after the first state.
     """
 
     @property
     def columns(self) -> tuple[int, int]:
-        """Return two numbers of columns: of a row with a vector, and of a row without a vector."""
+        """Return how many numbers a row with a vector has, and how many numbers a row without a vector has."""
         first, rest = (
             n + {"adam": 2 * n + 2, "sgd": 0, "adagrad": n}[self.rule] for n in (1, self.width - 1)
         )

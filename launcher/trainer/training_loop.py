@@ -46,8 +46,8 @@ class TrainingLoop:
         log.line(f"network built: {len(self.trainer.network.tables)} embedding tables, mode {settings.mode}")
         self.checkpoints = Checkpoints(self.trainer, log)
         self.scores: list[tuple[int, float]] = []
-        """(Number of finished passes, value of the metric training.keepBest after them) for the run so far; the same on
-        all ranks."""
+        """List of (number of finished passes, value of the metric training.keepBest after them) for the run so far. All
+        ranks have the same list."""
         self.schedule = SaveSchedule(
             settings.checkpoint_every_batches,
             settings.checkpoint_every_minutes,
@@ -58,12 +58,12 @@ class TrainingLoop:
         """Training seconds of this attempt so far."""
 
     def _ask(self, step: int, proposed: int) -> tuple[bool, int]:
-        """Ask rank 0 whether a user requested a checkpoint. `SaveSchedule` describes arguments and result (`ask`)."""
+        """Ask rank 0's launcher whether a user requested a checkpoint. This is the argument `ask` of `SaveSchedule`."""
         address = f"{self.settings.store_address}_checkpoint/{step}"
         return requested_checkpoints.ask_checkpoint_decision(address, proposed)
 
     def _report_preparation(self) -> None:
-        """Count up the batch in progress.json, so that the launcher does not take a long preparation for a hang."""
+        """Increment the batch number in progress.json: it shows the launcher that a long preparation does not hang."""
         self.progress.set(batch=next(self._prepared))
 
     def run(self) -> None:
@@ -107,7 +107,7 @@ class TrainingLoop:
         self.log.line("done")
 
     def _stops_early(self) -> bool:
-        """Return whether the score did not improve in the last `training.patience` passes."""
+        """Return whether to stop early, because the score did not improve in the last `training.patience` passes."""
         return metrics.stops_early(self.settings.keep_best, self.scores, self.settings.patience)
 
     def _join(self) -> PassTotals:
@@ -130,10 +130,10 @@ class TrainingLoop:
         return totals
 
     def _train_pass(self, number: int, totals: PassTotals) -> None:
-        """Train the pass `number` (from 0). Save checkpoints inside the pass when they are due.
+        """Train the pass `number` (from 0), save checkpoints when they are due, and evaluate at the end.
 
         A resumed pass begins after the batches that are trained already. `totals` has the sums of these batches, and
-        each further batch is added to them.
+        each further batch is added to these sums.
         """
         self.division = division = self.rows.divide(number)
         before = division.trained_before

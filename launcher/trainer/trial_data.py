@@ -66,7 +66,7 @@ def read_rows(
 ) -> Iterator[Row]:
     """Yield the rows of a file as the data Job would write them to shards. The file may be compressed.
 
-    A row is a line of text; of a Parquet file it is {column: value}.
+    A row of a Parquet file is {column: value}. A row of any other file is a line of text.
 
     Args:
         file: path of the file.
@@ -234,7 +234,7 @@ def write_records(
         report: called now and then with a text about the progress; None for no reports.
 
     Returns:
-        The records by the names train and test. If `held_out` is 0 there is no test, if it is 1 there is no train.
+        The records by the names `train` and `test`; without `test` if `held_out` is 0, without `train` if it is 1.
 
     Raises:
         DataError: a row is invalid (the message has row and column), or there are too few rows.

@@ -8,7 +8,7 @@ file (for example a held-out test set) and prints the scores of the known model 
 exceed these scores only by luck.
 
 The difficulty of the rows was chosen so that the AUC of DeepFM comes within 0.005 of the AUC of `limit` after
-a million rows. It says nothing about how difficult real rows are. A logistic regression also comes close.
+a million rows. Real rows may be more or less difficult. A logistic regression also comes close to these scores.
 
 The values of a column follow a power law. Frequent values have the largest effects, and a few pairs of
 columns have a joint effect. A value exists for four days: every day a quarter of all values is replaced by
@@ -79,7 +79,7 @@ def salt(column: int) -> np.ndarray:
 def categories(rows: np.ndarray, column: int, day: int) -> np.ndarray:
     """Return each row's value of a category column as a 32-bit number; -1 for an empty value.
 
-    `rows` has the keys of the rows, see `rows()`.
+    `rows` are the keys of the rows: the unique 64-bit numbers that `rows()` calculates.
     """
     size = SIZES[column]
     most = (size + 1) ** (1 - POWER) - 1
@@ -96,7 +96,7 @@ def categories(rows: np.ndarray, column: int, day: int) -> np.ndarray:
 
 
 def counts(rows: np.ndarray, column: int) -> np.ndarray:
-    """Return each row's value of a count column; -1 for an empty value. `rows` has the keys of the rows."""
+    """Return each row's value of a count column; -1 for an empty value. `rows` are the keys of the rows."""
     found = np.floor(np.exp(1.5 * bell(rows, COUNT + 2 * column) + column % 5))
     return np.where(chance(rows, NO_COUNT + column) < EMPTY, -1, found).astype(np.int64)
 

@@ -55,7 +55,7 @@ def parse_columns(columns: dict, job: Job) -> dict:
     """Convert rows of a Parquet file to the network's inputs, whole columns at a time.
 
     The columns of the label and the counts have numbers, the columns of the categories have texts. The inputs get the
-    same values as from parse(). It is faster, because it converts each different text of a column only once.
+    same values as from parse(). This function is faster: it converts each different text of a column only once.
     """
     labels = np.asarray(columns["label"])
     if not np.isin(labels, (0, 1)).all():

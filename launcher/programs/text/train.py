@@ -1,6 +1,6 @@
-"""Sentiment of short texts by a convolutional network: a data-parallel script for runtime collective.
+"""Train a convolutional network for the sentiment of short texts: a data-parallel script for runtime collective.
 
-It needs PaddlePaddle 2.6 or newer. docs/how-to/own-script.md explains `run`; predict.py uses the finished model.
+It needs PaddlePaddle 2.6 or newer. docs/how-to/own-script.md explains the object `run`. predict.py uses the model.
 """
 
 import argparse
@@ -97,7 +97,7 @@ def update_average(done):
 
 @paddle.no_grad()
 def test():
-    """Return `error`: the share of the test set's texts whose predicted class is wrong. quick_start has it, too."""
+    """Return `error`: the share of the test set's texts whose predicted class is wrong."""
     rows, labels = words.read_rows(run.test_file)
     batches = np.split(rows, range(256, len(rows), 256))
     found = np.concatenate([average(paddle.to_tensor(batch)).argmax(1).numpy() for batch in batches])
