@@ -89,4 +89,4 @@ if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # Paddle's threads never exit, and its teardown turns an exception into SIGSEGV
+    os._exit(code)  # Paddle's threads never exit, and Paddle's teardown turns an exception into SIGSEGV

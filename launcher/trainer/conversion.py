@@ -41,7 +41,7 @@ CHECKSUMS = "sums.json"
 into each file: {file name: [{"bytes", "sha256"} of each source, in order]}. If a file is not listed there, this module
 computes its sha256."""
 RANGE_BYTES = 32 << 20
-"""Bytes of text that one process parses at a time. To divide a text into ranges of this size, nobody has to read it."""
+"""Bytes of text that one process parses at a time. Ranges of a fixed size can be chosen without reading the text."""
 SAMPLE_BYTES = 1 << 20
 """Bytes at the beginning of the text from which the number of rows is estimated."""
 

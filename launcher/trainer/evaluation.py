@@ -19,7 +19,7 @@ from launcher.serving.paddle_served import Model, ServedError
 from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.record_files import Arrays, Records
 
-if TYPE_CHECKING:  # it imports Paddle
+if TYPE_CHECKING:  # this module imports Paddle
     from launcher.trainer.fleet_trainer import FleetTrainer
 
 CHUNK = 65536  # rows that are predicted at once

@@ -198,7 +198,7 @@ def _format_shape(shape: Any) -> str:
     return f"[{', '.join('batch' if size == -1 else str(size) for size in shape)}]"
 
 
-NO_FORWARD = 1 | 2 | 16  # bits in the role of an operator of a gradient, an optimizer, a learning rate
+NO_FORWARD = 1 | 2 | 16  # bits of an operator's role: it belongs to gradients, optimizer or learning rate
 
 
 class _Rule(NamedTuple):
@@ -482,7 +482,7 @@ def _pool(vectors: Any, ids: Any, weights: Any, pool: str | None) -> Any:
     return paddle.divide(total, paddle.clip(paddle.sum(each, axis=1, keepdim=True), min=1.0))
 
 
-MERGED = 12  # most batches whose gradients mode async sends in one message (pserver_push_sparse_merge_limit)
+MERGED = 12  # in mode async a message has the gradients of up to 12 batches (pserver_push_sparse_merge_limit)
 
 
 def check_message_sizes(network: BuiltNetwork, batch_size: int, mode: str, limit: int) -> None:

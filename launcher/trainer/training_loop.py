@@ -243,13 +243,13 @@ class TrainingLoop:
             at: position of the training.
             totals: this rank's totals of the unfinished pass; all 0 at the end of a pass.
         """
-        # In mode sync a trainer that waits alone would keep the others in their next batch.
+        # All ranks decide together: in mode sync, a trainer that waits alone would block the others' next batch.
         is_held = self.trainers.gather([requested_checkpoints.is_held(self.settings.store_address)]).max() > 0
         stops = self.schedule.requested or is_held
         self.progress.set(state="saving")
         self._report_published("saving", wait=True)
         self.checkpoints.save(at, totals, self.division, self.scores)
-        # For the launcher's deadline of the next checkpoint.
+        # From this size the launcher calculates the deadline of the next checkpoint.
         self.progress.note(bytes=self.checkpoints.expected_bytes)
         self.schedule.reset()
         if stops:
