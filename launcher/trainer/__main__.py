@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def import_all() -> None:
-    """Import Paddle and the modules of pservers and trainers. This takes seconds, but forked processes need not do it.
+    """Import Paddle and the modules of pservers and trainers, which takes seconds. Forked processes need not repeat it.
 
     Also let `inspect` find the files of all modules, which takes 0.05 s. Otherwise each forked process would need this
     time, because Paddle's operators between variables ask `inspect` for their caller.

@@ -89,7 +89,7 @@ class TrainerThreads:
     def train(self, batches: Iterator[Arrays], count: int, on_batch: OnBatch) -> None:
         """Train the next `count` batches in all threads. The threads do not wait for each other.
 
-        After a failure no thread starts a further batch, and this method raises an exception of a thread.
+        After a failure no thread starts a further batch, and this method raises the exception of the failed thread.
         """
         work = _BatchQueue(batches, count, on_batch)
         for thread in [self._pool.submit(self._train_thread, executor, work) for executor in self._executors]:

@@ -128,8 +128,8 @@ def load_program(path: Path, tables_dir: Path, arguments: tuple[str, ...] = ()) 
         arguments: texts `--name=value`; each sets an option.
 
     Raises:
-        SettingsError: the program or an argument is invalid. If the program lacks things, one message lists all of
-            them.
+        SettingsError: the program or an argument is invalid. If names are missing in the program, the message lists all
+            of them.
     """
     module = _import(path)
     missing = [text for name, text in VALUES.items() if not getattr(module, name, None)]

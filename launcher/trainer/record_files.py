@@ -449,7 +449,7 @@ class Records:
     def blocks(self, rows: int, first: int = 0, last: int | None = None) -> Iterator[Arrays]:
         """Yield the rows from number `first` to number `last` in the order of the text, at most `rows` rows at a time.
 
-        Row `last` itself is not included; None: all rows up to the end.
+        Row `last` itself is not included. If `last` is None, yield all rows up to the end.
         """
         at = 0
         for file in self._files:

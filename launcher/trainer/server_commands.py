@@ -314,7 +314,7 @@ class OwnServers:
 
         Args:
             folder: the folder of the checkpoint.
-            contents: its contents.json.
+            contents: the checkpoint's contents.json.
 
         Raises:
             DataError: a file of rows is damaged.

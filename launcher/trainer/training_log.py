@@ -102,7 +102,7 @@ class PassMeter:
 
     @property
     def rate(self) -> float:
-        """Samples per second of the batches that this object has measured. Read it only while the clock runs."""
+        """Samples per second of the measured batches. The value is correct only while the clock runs."""
         return self._samples / max(self._seconds + time.monotonic() - self._began, 1e-9)
 
     def start_clock(self) -> None:

@@ -26,7 +26,7 @@ from launcher.trainer.training_log import PassMeter, PassTotals, TrainerLog
 
 
 class TrainingLoop:
-    """Runs all passes of one trainer. A step that all trainers must do at the same time begins with a barrier."""
+    """Runs all passes of one trainer. Work that all trainers must do at the same time begins with a barrier."""
 
     def __init__(
         self, settings: ProcessSettings, program: TrainingProgram, log: TrainerLog, progress: ProgressFile
