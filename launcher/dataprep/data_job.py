@@ -197,7 +197,10 @@ class DataPod:
         return parts
 
     def _touch(self) -> None:
-        """Set the times of the alive file and of the two data folders to now, so that other pods keep the folders."""
+        """Set the times of the alive file and of the two data folders to now.
+
+        So training pods see that this data Job works, and other data Jobs do not remove the folders as unused.
+        """
         with contextlib.suppress(OSError):  # a missed touch is repeated with the next log line
             self._alive.touch()
         for folder in (self._work.root, self._data.root):

@@ -340,7 +340,7 @@ class Source(abc.ABC):
     ) -> Path:
         """Copy an object to a file in `folder`, and return the path of the file.
 
-        Zip and Parquet files need this, because their index is at their end, so they are not read from start to end.
+        Zip and Parquet files have their index at the end, so their readers need a file instead of a stream.
 
         Args:
             found: the object.

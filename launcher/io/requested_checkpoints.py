@@ -1,4 +1,4 @@
-"""Ask rank 0's launcher whether to save a checkpoint now, because a user requested one.
+"""Ask rank 0's launcher whether to save a checkpoint now, because a user or the launcher has requested a checkpoint.
 
 Every trainer asks; launcher/supervisor/peers/peer_server.py gives all of them the same answer.
 """
