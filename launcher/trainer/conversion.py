@@ -92,7 +92,7 @@ def _batch_chunks(
         text: the file of the shard.
         name: name of the file for messages.
         program: the training program.
-        start: the byte at which the range begins; it has RANGE_BYTES.
+        start: the byte at which the range of RANGE_BYTES begins.
     """
     from launcher.dataprep import parquet_rows
 
@@ -110,7 +110,10 @@ def _batch_chunks(
 def _convert_range(  # noqa: PLR0917
     text: Path, name: str, program: TrainingProgram, folder: Path, has_batches: bool, start: int
 ) -> tuple[list[RecordFile], int]:
-    """Parse the range of the text from byte `start` on. Return its record files and the number of skipped rows."""
+    """Parse the range of the text from byte `start` on. Return its record files and the number of skipped rows.
+
+    `has_batches` says whether the file has Arrow record batches instead of lines of text.
+    """
     written, skipped = [], 0
     with files.storage_errors(text):
         chunks: Iterator[tuple[NDArray[Any], int]]

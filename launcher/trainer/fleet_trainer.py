@@ -116,7 +116,8 @@ class TrainerThreads:
     def _train_thread(self, executor: tuple[Any, Any], work: _BatchQueue) -> None:
         """Train batches of `work` in one thread until none is left.
 
-        After every T batches of all T threads, start `apply`. It runs while the next batches are trained.
+        When all T threads together have trained T further batches, start `apply`. It runs while the next batches are
+        trained.
         """
         try:
             while (batch := work.take()) is not None:

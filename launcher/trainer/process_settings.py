@@ -64,7 +64,11 @@ class ProcessSettings(TrainSettings):
         return None if self.resume is None else self.read_checkpoint(self.resume)
 
     def read_checkpoint(self, at: Position) -> CheckpointContents:
-        """Return contents.json of the checkpoint at position `at`. Raise `CheckpointError` if it is unusable."""
+        """Return contents.json of the checkpoint at position `at`.
+
+        Raises:
+            CheckpointError: contents.json is missing or damaged.
+        """
         folder = OutputPaths(self.layout.output).checkpoint(at)
         try:
             return checkpoints.read_contents(folder)
