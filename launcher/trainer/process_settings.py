@@ -67,7 +67,7 @@ class ProcessSettings(TrainSettings):
         """Return contents.json of the checkpoint at position `at`.
 
         Raises:
-            CheckpointError: contents.json is missing or damaged.
+            CheckpointError: contents.json is missing or damaged, or a script saved the checkpoint.
         """
         folder = OutputPaths(self.layout.output).checkpoint(at)
         try:
