@@ -72,8 +72,9 @@ class ProcessError(GangError):
         returncode: the process's exit code, negative for a signal; None if it still runs. A code in FINAL becomes the
             exit code of this error. For example, if the program cannot parse a row (65), the Job fails at once.
         process: the process's name as users see it, such as `pserver 0`.
-        priority: which one of several failures of an attempt is their cause. 0: this failure is the cause. 1: the
-            earliest failure is the cause. 2: another failure may have caused this one. 3: another failure usually has
+        priority: a number by which the cause is chosen if an attempt has several failures. The failure with the lowest
+            number is the cause, and among equal numbers the earliest one. 0: this failure is the cause, whenever it
+            happened. 1: as most failures. 2: another failure may have caused this one. 3: another failure usually has
             caused this one.
         ends_pod: whether only another pod can continue, because a device of this pod failed; then `exit_code` is 71.
     """

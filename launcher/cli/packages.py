@@ -193,9 +193,10 @@ def pack_files(entries: Iterable[tuple[str, Path]], archive: Path) -> str:
 def install_packages(requirements: Path, environment: PythonEnvironment, folder: Path) -> list[str]:
     """Install what `requirements` need in addition to the packages of `environment` into the new `folder`.
 
-    A package without a wheel is built on this machine, if it has no compiled code. In an environment without windows,
-    packages of WITH_WINDOWS are replaced by packages that need none, unless the requirements have hashes. Return name
-    and version of each installed package.
+    A package without a wheel is built on this machine, if it has no compiled code. If the environment has no libraries
+    for graphical windows, as that of an image, the packages in WITH_WINDOWS are replaced by their variants that need no
+    such libraries. They are not replaced if the requirements have hashes. Return name and version of each installed
+    package.
 
     Raises:
         UsageError: the requirements contradict each other or the environment's packages, or a package has compiled code

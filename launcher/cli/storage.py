@@ -73,8 +73,8 @@ class Storage:
         """Run a subcommand of `launcher reader` on the job's folder; yield its stdout, which the block reads.
 
         The command fails after `idle_seconds` without a byte from a pod. If the command fails, this method raises
-        CliError with the command's stderr. This error also replaces an error of the block that the failed command may
-        have caused, such as an incomplete archive.
+        CliError with the command's stderr. If the block has raised an error, too, such as an incomplete archive, the
+        CliError replaces this error, because the failed command is its likely cause.
         """
         argv = [command, "--root", str(self.job), *arguments]
         with contextlib.closing(self.start(argv, stdin, idle_seconds)) as output:

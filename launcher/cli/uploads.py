@@ -196,8 +196,8 @@ def plan_source(file: Path, data_format: str | None = None) -> Upload:
 def send_packages(requirements: Path, image: str, storage: Storage, yes: bool) -> dict[str, str]:
     """Send the packages that `requirements` need in addition to `image`; return the chart value that refers to them.
 
-    The returned dict has the key `training.packages`; it is empty if the image has all packages. `storage` runs
-    commands in a pod of that image. With `yes`, large packages are sent without a question.
+    The returned dict has only the key `training.packages`. If the image has all packages, nothing is sent, and the dict
+    is empty. `storage` runs commands in a pod of that image. With `yes`, large packages are sent without a question.
 
     Raises:
         UsageError: the packages cannot be installed in addition to those of the image, or are large, and the user does

@@ -23,7 +23,7 @@ BLOCK = 1 << 20
 
 @dataclass
 class OpenObject:
-    """The content of an object of a source, which is opened for reading."""
+    """One object of a source, such as an S3 object, whose content is open for reading."""
 
     blocks: Iterator[bytes]
     total: int | None

@@ -125,8 +125,8 @@ class DataPod:
     def _prepare(self) -> None:
         """Read and split parts that no other pod has locked until the data is complete, then publish the data.
 
-        The work folder is removed at the end, and after an error that another attempt would not avoid. After other
-        errors the finished parts stay for the next pod.
+        The work folder is removed when the data is complete, and also after an error that would happen again in another
+        attempt. After all other errors the work folder stays, so that the next pod can use the finished parts.
 
         Raises:
             DeadlineError: the data Job took longer than data.deadlineSeconds.

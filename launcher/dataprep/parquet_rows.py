@@ -315,7 +315,7 @@ class ParquetSplitter(LineSplitter):
         return encode_rows(rows)
 
     def read_back(self, path: Path) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a file that consists of results of `piece`, several rows at a time."""
+        """Yield the rows of a file in batches. The file must consist of bytes that the method `piece` returned."""
         return read_shard(path)
 
 

@@ -452,9 +452,10 @@ def _check_lines(settings: DataSettings, lines: list[int], held: int, parts: lis
 
 
 def _check_columns(settings: DataSettings, markers: list[dict[str, Any]]) -> None:
-    """Raise `DataError` when two parts have different columns. The readers compare the files within a part.
+    """Raise `DataError` if two parts have different columns.
 
-    Columns of csv may differ if data.columns has only names.
+    Two files of one part are not compared here, because the reader of the part has compared them. The columns of csv
+    files may differ if data.columns has names and no numbers, because columns are then found by their names.
     """
     by_name = settings.columns and all(isinstance(column, str) for column in settings.columns)
     if by_name and settings.format != "parquet":

@@ -471,8 +471,9 @@ def choose_model_checkpoint(
     """Return the position of the checkpoint from which the model must be exported; None if there is none.
 
     The candidates are the checkpoints after the passes with a score of `metric`, the best score first, and then the
-    checkpoint after the last pass. This function returns the first candidate that training can resume from, or from
-    which the current model in model/ was exported. A checkpoint of the current model counts even if it was removed.
+    checkpoint after the last pass. This function returns the first usable candidate. A candidate is usable if training
+    can resume from it. The checkpoint from which the model in model/ was exported is usable, too, even if it was
+    removed since then: that model needs no new export.
 
     Args:
         output_dir: the output folder with the checkpoints.

@@ -155,7 +155,10 @@ class SavedRun:
 
     @property
     def pod_hours(self) -> float | None:
-        """Hours of the run times its number of training pods, for an estimate of the nodes' cost; None if unknown."""
+        """Hours of the run, multiplied by the number of its training pods; None if unknown.
+
+        It serves to estimate the cost of the nodes.
+        """
         trainers = self.record.fingerprint.get("trainers")
         return None if self.seconds is None or not trainers else int(trainers) * self.seconds / 3600
 

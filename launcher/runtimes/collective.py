@@ -197,8 +197,8 @@ def describe_script(
 def script_command(script: str, arguments: Iterable[str], variables: Mapping[str, str]) -> list[str]:
     """Return what follows `python` in the command line of a script: its file or module, and its options.
 
-    An option may contain a text of PLACES, as in `--output={output_dir}/images`. Such a text is replaced by the value
-    that its variable has in `variables`.
+    An option may contain placeholders, as in `--output={output_dir}/images`. PLACES has the environment variable of
+    each placeholder, and the placeholder is replaced by the value of this variable in `variables`.
     """
     found = [*((script,) if is_script_file(script) else ("-m", script))]
     for argument in arguments:

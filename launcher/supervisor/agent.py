@@ -439,8 +439,8 @@ class Agent:
     def _step(self) -> Plan | None:
         """Act on the newest order, and return the order that is newest afterwards; None before the first order.
 
-        Rank 0's coordinator decides before this rank acts and again after it, so on rank 0 the returned order may be
-        newer than the order on which this rank acted.
+        On rank 0 the coordinator decides before this rank acts, and again after this rank has acted. So there the
+        returned order may be newer than the order on which this rank acted.
         """
         now = time.monotonic()
         self.orders.update(self._build_state, now)

@@ -74,8 +74,8 @@ def main() -> int:
 def import_all() -> None:
     """Import Paddle and the modules of pservers and trainers, which takes seconds. Forked processes need not repeat it.
 
-    Also let `inspect` find the files of all modules, which takes 0.05 s. Otherwise each forked process would need this
-    time, because Paddle's operators between variables ask `inspect` for their caller.
+    Also let the module `inspect` find the files of all modules, which takes 0.05 s. Otherwise each forked process would
+    need this time: operators such as `+` between two variables of Paddle ask `inspect` which line calls them.
     """
     from launcher.trainer import training_loop  # noqa: F401
 

@@ -169,9 +169,10 @@ class _CopyCheck:
 
     @contextlib.contextmanager
     def completed(self) -> Iterator[None]:
-        """Compare the rest of the text at the end of the `with` block, also if the block has rejected a row.
+        """At the end of the `with` block, read the text to its end, and check that it is as it was copied.
 
-        A faulty disk may have changed the rejected row. In this case `UnfitError` replaces the error about the row.
+        This happens also if the block has rejected a row, because a faulty disk may have changed this row. If the disk
+        is faulty, `UnfitError` replaces the error about the row.
 
         Raises:
             UnfitError: see `read_to`.

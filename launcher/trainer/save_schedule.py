@@ -34,11 +34,11 @@ class SaveSchedule:
             minutes: minutes between two checkpoints; 0 if the time does not decide.
             slowest: takes the seconds that this rank has trained in this attempt. Waits until every rank has called it,
                 and returns the largest of these numbers.
-            ask: asks rank 0's launcher whether a user requested a checkpoint. `ask(step, proposed)` returns the answer
-                and the next step. A step is the number of batches that each rank has trained in this attempt: `step`
-                is the current one, `proposed` is the step at which this rank proposes to ask again, and the returned
-                one is the step at which every rank must ask again. The launcher gives all ranks the answer that the
-                first rank got for this step, so no rank waits for another.
+            ask: `ask(step, proposed)` asks rank 0's launcher whether a user requested a checkpoint. It returns
+                (whether to save now, the step at which every rank must ask again). `step` is the number of batches that
+                each rank has trained in this attempt. `proposed` is the step at which this rank would like to ask
+                again. The launcher decides when the first of the ranks asks for a step. The other ranks get the same
+                answer when they reach this step, so no rank waits for another.
         """
         self.every = batches
         self._ask = ask

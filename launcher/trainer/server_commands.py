@@ -325,14 +325,15 @@ class OwnServers:
         self.receive()
 
     def fill(self, table: str, rows: Iterable[TableRows]) -> TableRows:
-        """Set rows of a table in these servers, with new optimizer state. Skip rows of shards that they do not hold.
+        """Set rows of a table in these servers, with new optimizer state. Skip rows that belong to other servers.
 
         Args:
             table: name of the table.
             rows: chunks of rows of an earlier model.
 
         Returns:
-            Some of the rows to compare later: for each chunk, the first row that each server got.
+            A sample of the rows, which the caller later compares with the rows in the servers: for each chunk, the
+            first row that each server got.
         """
         layout = self._layout
         busy: list[int] = []

@@ -268,7 +268,8 @@ class ServerMemory:
 
         Args:
             numbers: name of each embedding table → its number in Paddle.
-            vtables: the first word of an embedding table, and the first word of a table of dense parameters.
+            vtables: two addresses. Each embedding table in memory begins with the first one, and each table of dense
+                parameters with the second one.
 
         Raises:
             LayoutError: the server has no list with exactly these embedding tables and one table of dense parameters.
@@ -323,14 +324,15 @@ class ServerMemory:
         }
 
     def _find_sizes(self, table: str, accessor: Sequence[int], rules: Sequence[int]) -> list[ctypes.c_uint64]:
-        """Return the variables in Paddle's memory with the numbers of values that a table's two optimizers train.
+        """Find two variables in Paddle's memory, and return them: how many values each optimizer of a table trains.
 
-        The first optimizer trains the weight w[0] of a row, the second one trains the weights w[1:].
+        A table has two optimizers. The first optimizer trains the weight w[0] of a row, the second one trains the
+        weights w[1:]. Both belong to the accessor, Paddle's C++ object that knows the layout of a row.
 
         Args:
             table: name of the table.
-            accessor: the first word of an accessor, as a list of one number.
-            rules: the first words of optimizers of all kinds.
+            accessor: the machine word at the beginning of an accessor, as a list of one number.
+            rules: the machine words at the beginning of optimizers, one for each kind of optimizer.
 
         Raises:
             LayoutError: the optimizers are not found, or train other numbers of values than expected.

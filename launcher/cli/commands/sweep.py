@@ -207,7 +207,8 @@ class SweepLoop:
     def _next(self) -> Trial | None:
         """Return the trial to launch now; None if no trial can be launched now.
 
-        A trial that a killed command has chosen but not launched comes before a new trial.
+        Trials of the journal that were never launched come first: a `sweep` command that was killed has chosen their
+        settings. After these, a new trial is chosen.
         """
         if not can_launch(self.trials, self.parallel):
             return None
@@ -380,9 +381,9 @@ class ClusterReleases:
         return {**apply_settings(self.plan.values, settings), "jobName": release}
 
     def write_values(self, trial: Trial) -> Path:
-        """Return the file with the values of a trial.
+        """Return the file with the values of a trial. If this machine has no such file, write it.
 
-        The file is written first if it does not exist, because another machine has launched the trial.
+        It has none if another machine has launched the trial.
         """
         file = self._values_file(trial.release)
         if not file.exists():
@@ -605,9 +606,10 @@ def check_keys(axes: Sequence[Axis], options: LaunchOptions) -> None:
 def plan_ends(options: LaunchOptions, axes: Sequence[Axis], by: str | None) -> list[TrainingPlan]:
     """Return some plans of trainings, to check the search space before the sweep begins.
 
-    The first plan has the first value of each key, and the second plan has the last value of each key. Both passed all
-    checks of `run`. If a key is a value of the chart and has a list of values, a further plan follows for each value
-    between the first and the last one. In these plans only the chart's values were checked.
+    The first plan has the first value of each key, and the second plan has the last value of each key. This function
+    makes all checks of `run` on these two plans. For each key that is a value of the chart and has a list in the search
+    space, one more plan follows for each item between the first and the last item of the list. On these plans this
+    function checks only the values of the chart.
 
     Args:
         options: the options of the command.

@@ -66,7 +66,8 @@ def chance(keys: np.ndarray, what: int) -> np.ndarray:
 def bell(keys: np.ndarray, what: int) -> np.ndarray:
     """Return a pseudo-random number for each key, from a triangular distribution with mean 0 and standard deviation 1.
 
-    Values of `what` that differ by 2 or more give independent numbers.
+    `what` selects the stream of random numbers. The numbers of two streams are independent of each other if the values
+    of `what` differ by 2 or more.
     """
     return (chance(keys, what) + chance(keys, what + 1) - 1) * np.sqrt(6)
 

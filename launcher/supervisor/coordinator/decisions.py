@@ -68,7 +68,7 @@ _RECENT_SECONDS = 10.0
 def plan_first_attempt(
     earlier: RunFile, attempt: int, shards: int, now: float, own_rank: int = 0, *, succeeds: bool = False
 ) -> tuple[Plan, tuple[Member, ...]]:
-    """Return the first plan of a pod that becomes the coordinator, and the members to which it applies.
+    """Return the first plan of a pod that becomes the coordinator, and the members that the plan must stop.
 
     The plan follows from run.json, the run record that an earlier coordinator may have written. If run.json still has
     the state `training`, the earlier coordinator was lost while an attempt ran, and the other ranks may still run
@@ -81,12 +81,12 @@ def plan_first_attempt(
         shards: number of ranks that the run may have.
         now: monotonic time in seconds.
         own_rank: the rank of this pod, which runs no process yet.
-        succeeds: whether the earlier coordinator was another rank of an elastic run, whose orders this pod has
-            followed.
+        succeeds: whether this pod has followed the orders of the earlier coordinator, which was another rank of an
+            elastic run.
 
     Returns:
-        (the plan, the members of the attempt that the plan stops, which may still run processes; empty without such an
-        attempt).
+        (the plan, the members that may still run processes of an attempt that the plan stops). There are no members if
+        the plan stops no attempt.
     """
     # A failed run is only started again by a user, who expects all restarts.
     counted = 0 if earlier.state == "failed" else earlier.counted_restarts
@@ -179,10 +179,10 @@ def _plan_before_leaving(
 ) -> Plan:
     """Return the plan that follows the action `train` when the pod of rank `leaving` must exit by the time `leave_by`.
 
-    All trainers are asked for a checkpoint, and continue to train until they have saved it or `leave_by` has passed. If
-    `leave_by` has passed first, the training since the newest checkpoint is lost. No checkpoint is requested, and the
-    ranks stop at once, if a rank does not train, if no trainer saves checkpoints, or if the newest checkpoint is less
-    than _RECENT_SECONDS old.
+    In three cases the ranks stop at once, without a checkpoint: a rank does not train, no trainer saves checkpoints, or
+    the newest checkpoint is less than _RECENT_SECONDS old. In all other cases all trainers are asked for a checkpoint.
+    They continue to train until they have saved it, or until `leave_by`. If they have not saved it by then, the
+    training since the newest checkpoint is lost.
     """
     # A script that reports no steps has no state: it trains, but cannot be asked for a checkpoint.
     states = *_SAVING_STATES, ""
@@ -445,8 +445,9 @@ def _find_member_failure(
 def _plan_after_stopping(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> Plan:
     """Return the plan that follows the action `stop`.
 
-    Once no rank runs a process, the next action is `wait`, for the next attempt, or `end`. Until then the plan stays
-    the same, except that an earlier failure may replace its cause.
+    Once no rank runs a process, the action becomes `wait` if another attempt follows, and `end` otherwise. Until then
+    the plan stays the same, except for its cause: a rank may report a failure that happened earlier than the one in the
+    plan, and then the earlier failure becomes the cause.
     """
     cause, failure = plan.cause, _first_failure(plan, [members[rank] for rank in plan.ranks], now, limits)
     assert cause is not None  # noqa: S101 - an attempt stops only with a cause
