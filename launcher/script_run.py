@@ -274,10 +274,8 @@ class ScriptRun:
         requested: by a user (`launcher stop`), or because a pod must exit. Process 0 asks the launcher over HTTP, at
         most once every ASK_SECONDS. If the launcher does not answer, the result is False, and a later call asks again.
 
-        The first call tells the launcher, through the progress file, that this script saves checkpoints.
-
-        Raises:
-            StorageError: the progress file cannot be written.
+        The first call tells the launcher, through the progress file, that this script saves checkpoints. If this file
+        cannot be written, the process prints the error and exits.
         """
         is_wanted = self.rank == 0 and self._wants_checkpoint()
         with self._clock.paused():

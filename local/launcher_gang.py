@@ -48,7 +48,7 @@ def first_port() -> int:
 
 
 def find_processes(folder: Path) -> list[int]:
-    """Return the ids of the launchers and trainers whose work folder is `folder` or a folder below it."""
+    """Return the ids of the launchers with their child processes whose work folder is `folder` or below `folder`."""
     mark = re.compile(rb"PADDLE_LAUNCHER_WORK_DIR=%b[/\0]" % re.escape(os.fsencode(folder)))
     found = []
     for entry in Path("/proc").glob("[0-9]*"):

@@ -114,8 +114,8 @@ class PreparedData:
         """Return {"name", "bytes", "sha256"} of each file of a shard, in the order in which pods join the files.
 
         `shard` is the shard's entry in the manifest. If the shard has one file, the entry has the size and sha256 of
-        this file. If it has several files, the entry has only the sha256 of the shard's `files.json`, which this
-        function reads.
+        this file. If it has several files, the sha256 in the entry is that of the shard's `files.json`. This function
+        reads `files.json`, which has size and sha256 of each file.
 
         Raises:
             DataError: `files.json` is missing or damaged, or has another sha256 than the manifest lists.

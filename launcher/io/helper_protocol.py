@@ -56,7 +56,8 @@ PACKAGES_PATH = Path(__file__).with_name("packages_path")
 def python_environ(environ: Mapping[str, str], packages: Path | None = None) -> dict[str, str]:
     """Return a copy of `environ` with which a Python process can import `launcher` and writes its log unbuffered.
 
-    With a folder `packages`, the process can also import the packages in this folder. Packages of the image come first.
+    With a folder `packages`, the process can also import the packages in this folder. If the image has the same
+    package, that of the image is imported, unless the variable PADDLE_LAUNCHER_PACKAGES_FIRST is set.
     """
     search = [str(PACKAGES), *filter(None, environ.get("PYTHONPATH", "").split(":"))]
     found = {**environ, "PYTHONUNBUFFERED": "1"}

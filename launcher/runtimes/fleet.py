@@ -136,7 +136,11 @@ def trainer_command() -> tuple[str, ...]:
 
 
 def base_environment(settings: TrainSettings) -> dict[str, str]:
-    """Return the environment variables that Paddle reads while it is loaded, before any rendezvous."""
+    """Return the environment variables that all processes with Paddle have, also the fork server.
+
+    They are the variables of the pod without those that begin with PADDLE_VARIABLES, the variables of `python_environ`,
+    and the numbers of threads (THREADS). The addresses of ranks are not among them.
+    """
     own = {k: v for k, v in settings.environ.items() if not k.startswith(PADDLE_VARIABLES)}
     return python_environ(own, settings.program_packages) | THREADS
 

@@ -155,7 +155,7 @@ def download_model(url: str, into: Path, asked_by: str) -> Path:
     """Download the model of one run, or the newest model of a job, to the folder `into`/model; return its path.
 
     `url` is the folder of the run's export or of the job. `asked_by` is the setting that contains `url`, for messages.
-    The errors are those of `ExportedModels`.
+    The errors are those of `ExportedModels`, and `StorageError` if the folder has too little free space.
     """
     exports = ExportedModels(url, asked_by)
     require = functools.partial(files.require_space, into, what="the model", fix=_ENLARGE)

@@ -93,7 +93,10 @@ class InitialModel:
             raise DataError(f"{KEY}: {error}. Fix: specify another run.") from error
 
     def check(self, network: BuiltNetwork) -> None:
-        """Raise `SettingsError` if parameters or tables have other names or shapes than the program's."""
+        """Raise `SettingsError` if this model has other parameters or tables than `network`, the program's network.
+
+        Names and shapes are compared.
+        """
         wanted = {table.name: f"a table of width {table.width}" for table in network.tables}
         for name in network.dense():
             wanted[name] = str(tuple(network.main.global_block().var(name).shape))

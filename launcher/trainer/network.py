@@ -506,9 +506,10 @@ def check_message_sizes(network: BuiltNetwork, batch_size: int, mode: str, limit
 def build_training_graph(
     program: TrainingProgram, role: Any, mode: str, batch_size: int, shards: int
 ) -> BuiltNetwork:
-    """Build the network with the operators and tables for training with pservers. This contacts no other process.
+    """Build the network with the operators and tables for training with pservers.
 
-    Call `prepare_paddle` before.
+    Call `prepare_paddle` before. In a trainer, this function connects to all other trainers and waits for them, because
+    `fleet.init` does so. In a pserver, and with the role of a single process, it contacts no other process.
 
     Args:
         program: the training program.

@@ -1,6 +1,7 @@
 """Decide when to save a checkpoint inside a pass, at the same batch on every rank.
 
-The reasons are `training.checkpointEvery` (batches or minutes) and a user's request for a checkpoint.
+The reasons are `training.checkpointEvery` (batches or minutes) and a request: by a user (`launcher stop`), or by the
+coordinator, for example because a pod must exit.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ MEASURED_SECONDS = 5.0
 """Seconds of training before the minutes between two checkpoints are converted to a number of batches. The speed is not
 measured earlier, because the first batches are slow."""
 ASK_SECONDS = 10.0
-"""Approximate seconds of training between two checks for a user's request."""
+"""Approximate seconds of training between two checks for a request."""
 
 
 class SaveSchedule:
@@ -34,7 +35,7 @@ class SaveSchedule:
             minutes: minutes between two checkpoints; 0 if the time does not decide.
             slowest: takes the seconds that this rank has trained in this attempt. Waits until every rank has called it,
                 and returns the largest of these numbers.
-            ask: `ask(step, proposed)` asks rank 0's launcher whether a user requested a checkpoint. It returns
+            ask: `ask(step, proposed)` asks rank 0's launcher whether a checkpoint is requested. It returns
                 (whether to save now, the step at which every rank must ask again). `step` is the number of batches that
                 each rank has trained in this attempt. `proposed` is the step at which this rank would like to ask
                 again. The launcher decides when the first of the ranks asks for a step. The other ranks get the same
@@ -79,7 +80,7 @@ class SaveSchedule:
 
     @property
     def is_due(self) -> bool:
-        """Return whether to save a checkpoint now, because enough batches were trained or a user requested it."""
+        """Return whether to save a checkpoint now, because enough batches were trained or because it is requested."""
         return self.requested or 0 < self.every <= self._since
 
     def reset(self) -> None:

@@ -58,7 +58,7 @@ class TrainingLoop:
         """Training seconds of this attempt so far."""
 
     def _ask(self, step: int, proposed: int) -> tuple[bool, int]:
-        """Ask rank 0's launcher whether a user requested a checkpoint. This is the argument `ask` of `SaveSchedule`."""
+        """Ask rank 0's launcher whether a checkpoint is requested. This is the argument `ask` of `SaveSchedule`."""
         address = f"{self.settings.store_address}_checkpoint/{step}"
         return requested_checkpoints.ask_checkpoint_decision(address, proposed)
 

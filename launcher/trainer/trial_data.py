@@ -111,7 +111,7 @@ def read_rows(
 
 
 def read_batches(file: Path, form: RowFormat) -> Iterator[Any]:
-    """Yield the record batches of a Parquet or Arrow file, or of all files in a folder.
+    """Yield the record batches of a Parquet or Arrow file, or of the files of a folder that the data Job would read.
 
     Raises:
         DataError: the file is missing, damaged, or neither Parquet nor Arrow.

@@ -283,7 +283,12 @@ class NumberColumn:
         self._flat = array("d")
 
     def add(self, value: Any) -> None:
-        """Add the number or numbers of the next row. Raise `ValueError` or `TypeError` if they are invalid."""
+        """Add the number or numbers of the next row. `fill` reports numbers that are not finite.
+
+        Raises:
+            ValueError: there are more or fewer numbers than the column has in a row.
+            TypeError: a value is no number.
+        """
         flat = self._flat
         before = len(flat)
         if isinstance(value, int | float):

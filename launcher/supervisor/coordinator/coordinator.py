@@ -350,8 +350,12 @@ class Coordinator(OrderSource):
     def _end_run(self, plan: Plan, run_files: RunFilesWriter) -> Plan:
         """Write the report, export the model, and write the outcome to run.json before any rank or user receives it.
 
-        Report and export are made only for a complete run, whose plan has no cause. If one of them raises an error,
-        return `plan` with this error as its cause; otherwise return `plan` itself.
+        Report and export are made only for a complete run, whose plan has no cause. A failure of the report is only
+        logged. If the export fails, return `plan` with this error as its cause. Otherwise return `plan` itself.
+
+        Raises:
+            StoppedError: this launcher must exit.
+            OSError: a file cannot be written.
         """
         if plan.cause is None:
             try:

@@ -446,8 +446,9 @@ def _plan_after_stopping(plan: Plan, members: Sequence[Member], now: float, limi
     """Return the plan that follows the action `stop`.
 
     Once no rank runs a process, the action becomes `wait` if another attempt follows, and `end` otherwise. Until then
-    the plan stays the same, except for its cause: a rank may report a failure that happened earlier than the one in the
-    plan, and then the earlier failure becomes the cause.
+    only the cause of the plan may change: a rank may report a failure that happened earlier than the one in the plan,
+    or the failure in the plan with a longer text. If ranks still run processes after `limits.finish` and
+    `plan.stop_seconds`, the run ends with EXIT_GANG.
     """
     cause, failure = plan.cause, _first_failure(plan, [members[rank] for rank in plan.ranks], now, limits)
     assert cause is not None  # noqa: S101 - an attempt stops only with a cause
