@@ -266,7 +266,8 @@ def render_chart(stack: StackName) -> None:
 def main() -> int:
     """Run a command, and print an error as one message on stderr.
 
-    Return the exit code: 0, 64 for invalid settings, or 1 for another error.
+    Return the exit code after an error: 64 for invalid settings, else 1. In all other cases typer raises SystemExit
+    with the exit code: 0 after success, 1 for `typer.Exit(1)`, 2 for wrong options.
     """
     try:
         app()

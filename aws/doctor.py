@@ -398,7 +398,7 @@ def _safely(check: Check, stack: AwsStack, client: Client) -> Findings:
 
 
 def run_checks(stack: AwsStack, client: Client) -> list[Finding]:
-    """Run all CHECKS and return their findings, in the order of CHECKS.
+    """Run all CHECKS. Return a finding about the account, and then their findings in the order of CHECKS.
 
     If the credentials do not work, return only a finding about the credentials.
     """

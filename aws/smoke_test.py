@@ -1,7 +1,8 @@
-"""`make aws-smoke`: run one complete cycle in a real AWS account. It costs money, so the price is shown first.
+"""`make aws-smoke`: run one complete cycle in a real AWS account. It costs money.
 
-The steps are: doctor → up → push → up with the release → training → results → destroy → search for leftovers by tag and
-by name. When a step fails, destroy and search still run, unless `--keep` was given.
+Without `--yes`, the command only shows the price. The steps are: doctor → up → push → up with the release → training →
+results → destroy → search for leftovers by tag and by name. When doctor fails, the command stops. When a step after
+doctor fails, destroy and search still run, unless `--keep` was given.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def run_smoke_test(
     `results` the folder for the results. With `keep`, destroy and search do not run, and the returned list is empty.
 
     Raises:
-        CommandError: a step failed. Without `keep`, destroy and search were still run.
+        CommandError: a step failed. Without `keep`, destroy was still run, and after a successful destroy the search.
     """
     python, left = [sys.executable, "-m"], []
     with tempfile.TemporaryDirectory(prefix="paddle-training-smoke.") as made:

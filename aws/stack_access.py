@@ -76,7 +76,7 @@ class AwsStack:
         """Return the stack's outputs, secrets included.
 
         Raises:
-            CommandError: the state backend has no such stack.
+            CommandError: pulumi is not on PATH or fails, for example because the state backend has no such stack.
         """
         text = self.pulumi("stack", "output", "--json", "--show-secrets", capture=True)
         found: dict[str, Any] = json.loads(text or "{}")

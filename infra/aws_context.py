@@ -41,8 +41,8 @@ class AwsContext:
         inputs: what is known about the stack before its first resource.
         account: id of the AWS account.
         partition: AWS partition: aws, aws-cn or aws-us-gov.
-        imports: ids of resources that an earlier destroy kept. The keys are those of `storage.adopt`, and for log
-            groups those of `kept_data.log_groups`.
+        imports: ids of existing resources that the stack uses, mostly because an earlier destroy kept them. The keys
+            are those of `storage.adopt`, and for log groups those of `kept_data.log_groups`.
     """
 
     inputs: StackInputs
@@ -67,7 +67,7 @@ class AwsContext:
 
     @property
     def tags(self) -> dict[str, str]:
-        """Return the tags of every resource: the user's, and those that identify the stack."""
+        """Return the tags of every resource except S3 objects: the user's, and those that identify the stack."""
         return {**self.settings.tags, **self.stack_tags}
 
     def named(self, part: str) -> str:

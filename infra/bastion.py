@@ -15,11 +15,12 @@ MOUNT_POINT = "/efs"
 
 
 def mount_entry(host: str, file_system: str, access_point: str, *, with_iam: bool) -> str:
-    """Return the line of /etc/fstab that mounts the file system in the same way as the pods do.
+    """Return the line of /etc/fstab that mounts the stack's EFS file system.
 
-    With `with_iam`, the line mounts the access point through efs-utils, with TLS and the role of the instance: the
-    file-system policy requires these. Without `with_iam` (storage type `nfs`), the line mounts the root of the file
-    system by NFS. `host` is the DNS name of the file system, `file_system` and `access_point` are ids.
+    With `with_iam` (storage type `efs-csi`), the line mounts the access point through efs-utils, with TLS and the role
+    of the instance: the file-system policy requires these. Without `with_iam` (every other storage type), the line
+    mounts the root of the file system by NFS. `host` is the DNS name of the file system, `file_system` and
+    `access_point` are ids.
     """
     options = f"{aws_facts.NFS_MOUNT_OPTIONS},_netdev"
     if with_iam:

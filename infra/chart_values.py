@@ -2,7 +2,8 @@
 
 The values come from three sources. First come the stack's own values (image, storage, processor of the nodes), then the
 files of `valuesFiles` in their order, then the setting `values`. Later sources override earlier ones, as with
-`helm -f`. A null restores the chart's default, because pulumi-kubernetes does not pass nulls on to helm.
+`helm -f`. A null restores the default, because pulumi-kubernetes does not pass nulls on to helm. The default is the
+stack's own value or, for a key without such a value, the chart's default. A null in `NO_LIMIT` is an error.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class StackInputs:
     def kubeconfig(self) -> str:
         """Return the path of the kubeconfig. A relative path in the settings is resolved in the project folder.
 
-        An absolute path is returned as the user wrote it, so that the stack's state does not differ between clones.
+        A path that begins with `~` is resolved in the user's home folder. An absolute path is returned as the user
+        wrote it, so that the stack's state does not differ between clones.
         """
         path = Path(self.settings.kubeconfig.path)
         return str(path if path.is_absolute() else self.folder / path.expanduser())
@@ -126,8 +128,10 @@ def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
 def user_values(settings: Settings, project_folder: Path) -> dict[str, Any]:
     """Return the user's chart values: the files of `valuesFiles` in their order, overridden by the setting `values`.
 
+    Keys whose value is null are left out.
+
     Raises:
-        SettingsError: a file does not exist or contains no mapping, or a value of NO_LIMIT is null.
+        SettingsError: a file does not exist, is not YAML or contains no mapping, or a value of NO_LIMIT is null.
     """
     merged: dict[str, Any] = {}
     for name in settings.values_files:
@@ -262,6 +266,7 @@ def run_helm_template(
 
     Raises:
         FileNotFoundError: helm is not on PATH.
+        subprocess.TimeoutExpired: helm has not finished after 60 s.
     """
     outputs = PLACEHOLDERS if image == "" else dataclasses.replace(PLACEHOLDERS, image=image)
     argv = ["helm", "template", settings.release.name, str(folder / CHART)]
@@ -279,9 +284,12 @@ def check_chart(inputs: StackInputs) -> None:
     The rules for values are in the chart (its schema and `_validate*.tpl`). Without this check, helm would apply them
     only when it installs the release. On target aws, that is half an hour after the first resource was created.
 
+    With `compute: off` or `release.keepManualValues`, this function checks nothing.
+
     Raises:
         SettingsError: the chart rejects the values; the error contains helm's message.
         FileNotFoundError: helm is not on PATH.
+        subprocess.TimeoutExpired: helm has not finished after 60 s.
     """
     settings = inputs.settings
     if settings.compute == "off" or settings.release.keep_manual_values:

@@ -88,11 +88,12 @@ def deployer(
 ) -> list[str]:
     """Return policy documents that let a user create, change and remove a stack; each fits the size limit of a policy.
 
-    The user can change only resources that have the stack's tag or name prefix. Actions that cannot be limited in this
-    way are in the rules with a `reason` (deployer_permissions.yaml). The user can put any inline policy on the stack's
-    roles; only a permissions boundary limits what the roles may do. The user can change only the DNS records of the
-    setting `dns`. `key_arn` is the setting `kms.keyArn`: EKS creates a grant for this key in the user's name, so the
-    user may create grants.
+    The user can change resources that have the stack's tag or name prefix, DNS records with the names of the setting
+    `dns`, and the bucket and key of `make state`. For some other resources, the rules in deployer_permissions.yaml
+    limit only the kind of resource, for example network interfaces. Actions without any limit are in the rules with a
+    `reason`. The user can put any inline policy on the stack's roles; only a permissions boundary limits what the roles
+    may do. `key_arn` is the setting `kms.keyArn`: EKS creates a grant for this key in the user's name, so the user may
+    create grants.
 
     An `account` of `*` has the same effect as the account's id, because an IAM policy applies only in its own account.
     """

@@ -293,8 +293,8 @@ def check_retained(settings: Settings, prefix: str, tags: Mapping[str, str]) -> 
 
     Raises:
         SettingsError: this stack cannot adopt an id in `storage.adopt`; the existing file system is encrypted with a
-            key that differs from the key of the settings (see `_key_problems`); or a destroy kept a file system that
-            `storage.adopt` does not list.
+            key that differs from the key of the settings (see `_key_problems`); or a destroy kept a file system, and
+            `storage.adopt` lists no file system.
     """
     adopt = settings.storage.adopt
     read = {part: read_if_exists(_READ[part], id_) for part, id_ in adopt.items()}

@@ -114,7 +114,7 @@ class Section(BaseModel):
 
     Unknown keys are rejected, and values are not converted to another type. The docstring of a field describes the
     setting. A paragraph of this docstring that begins with "Must be" is the message about an invalid value. Without
-    such a paragraph, the message is pydantic's own.
+    such a paragraph, and for a setting whose value has a wrong type, the message is pydantic's own.
     """
 
     model_config = ConfigDict(
@@ -811,7 +811,8 @@ def load_settings(config: Mapping[str, Any], secrets: Iterable[str] = ()) -> Set
             if `secrets` does not list their keys.
 
     Raises:
-        SettingsError: a key is unknown, a value has the wrong type, or a rule is violated.
+        SettingsError: a key is unknown, a value has the wrong type, a rule is violated, a setting is a Pulumi secret,
+            or `config` has credentials for the AWS provider, such as `aws:profile`.
     """
     hidden = {*secrets, *(key for key, value in config.items() if _is_encrypted(value))}
     problems = [
@@ -953,7 +954,8 @@ _MARKER = "# The section below is written by `python -m infra.settings`.\n"
 def describe_settings() -> Iterator[tuple[str, str, Any, type[Section] | None]]:
     """Yield a tuple for each top-level setting: key, description, default (as a value for YAML), and model.
 
-    The model is the class of the section; None for a setting that is not a section.
+    The model is the class of the section; None for a setting that is not a section. The setting `aws:region` is left
+    out.
     """
     defaults = Settings.model_construct().model_dump(mode="json", by_alias=True)
     for field in Settings.model_fields.values():

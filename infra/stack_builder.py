@@ -24,9 +24,11 @@ from infra.training import DATA_LOSS_NOTE, ENFORCE_LABEL, OWNER_LABEL, Training
 def check_cluster(inputs: StackInputs) -> None:
     """Check that the stack can be installed on the existing cluster of the settings.
 
+    If the API server rejects a request with status 403, this function checks nothing more and raises no error.
+
     Raises:
-        SettingsError: the cluster cannot be read; the namespace belongs to another owner or does not admit the pods; or
-            `release.keepManualValues` is true, but the release does not exist.
+        SettingsError: the cluster cannot be read for another reason; the namespace belongs to another owner or does not
+            admit the pods; or `release.keepManualValues` is true, but the release does not exist.
     """
     settings, name = inputs.settings, inputs.settings.namespace.name
     kubeconfig, context, release = inputs.kubeconfig, settings.kubeconfig.context, settings.release
@@ -85,7 +87,10 @@ def namespace_problem(inputs: StackInputs, labels: Mapping[str, str] | None) -> 
 
 
 def create_kubeconfig_stack(inputs: StackInputs) -> dict[str, pulumi.Input[Any]]:
-    """Create the release on the cluster of `kubeconfig.context`, and return the stack's outputs."""
+    """Create the namespace (`namespace.create`) and the release on the cluster of `kubeconfig.context`.
+
+    Return the stack's outputs.
+    """
     settings = inputs.settings
     made = Training(
         inputs,

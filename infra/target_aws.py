@@ -57,11 +57,12 @@ def check_access(inputs: StackInputs) -> None:
     """Check that the cluster's administrators and viewers exist in IAM, and that the caller is an administrator.
 
     A preview accepts a caller that is not an administrator, because the role that previews pull requests is none. If
-    that caller is no viewer either, the preview logs a warning.
+    that caller is no viewer either, the preview logs a warning. If IAM cannot be read, this function logs a warning and
+    raises no error.
 
     Raises:
-        SettingsError: a role or user does not exist in IAM; or this is an update, and the caller is not an
-            administrator.
+        SettingsError: a role or user does not exist in IAM or has another path there; or this is an update, and the
+            caller is not an administrator.
     """
     settings, cluster = inputs.settings, inputs.settings.cluster
     if not cluster.public_cidrs:
@@ -196,7 +197,7 @@ def create_aws_stack(inputs: StackInputs) -> dict[str, pulumi.Input[Any]]:
     else:
         network = VpcNetwork(context, select_zones(settings)).selected
     live = read_live_cluster(context.prefix) if settings.compute == "on" else LiveCluster()
-    # All checks are done: from here on, resources are created.
+    # All checks were done before the first resource, which is the network.
     key = Key(context)
     storage = EfsStorage(context, network, key.arn)
     bucket = Artifacts(context, key.arn)

@@ -171,7 +171,8 @@ def _description(inputs: StackInputs, context: str, kubeconfig: str, values: Map
 
     The provider's own diff is not enough, because it contains neither changes of the chart nor all manual changes of
     values (see `differences`). So the description contains the chart's digest. If values in the cluster were changed
-    manually, the description also lists their keys, so that `up` reverts the changes.
+    manually, the description also lists their keys, so that `up` reverts the changes. With `release.keepManualValues`,
+    it does not list keys.
 
     If there is nothing to upgrade, the function returns the description that the last `up` wrote. It finds this
     description in the newest revision that contains DATA_LOSS_NOTE, because other tools do not write this text.

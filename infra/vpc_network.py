@@ -69,7 +69,7 @@ def check_existing_network(context: AwsContext) -> SelectedNetwork:
     Raises:
         SettingsError: a subnet belongs to another VPC or to a zone without control planes; all subnets are in one zone;
             DNS is off in the VPC; the network of Kubernetes Services overlaps the VPC; or the VPC already has a private
-            DNS zone with the name of the stack's zone.
+            DNS zone with the name of the stack's zone, and this zone does not belong to the stack.
     """
     settings, ids = context.settings, "network.subnetIds"
     network = settings.network
