@@ -204,7 +204,7 @@ def describe_result(result: Mapping[str, Any]) -> str:
 def table(results: Results) -> str:
     """Return the Markdown table of the results.
 
-    Raises KeyError if a row's test has no result for a runtime.
+    Raises KeyError if a row's test has no results, or no result for a runtime for which the row has no text.
     """
     lines = [line(HEAD), line(("---",) * len(HEAD))]
     for row in ROWS:

@@ -2,7 +2,7 @@
 
 Pages link to each other by relative paths of the repository, so that the links work on the repository's web pages. In
 the site, a link to a page becomes a link to this page in the site. A link to a file that is not in the site is replaced
-by the path of the file. A link to a missing file fails the build.
+by the text of the link and the path of the file. A link to a missing file fails the build.
 """
 
 from __future__ import annotations

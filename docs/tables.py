@@ -1,6 +1,7 @@
 """Generate reference pages and schemas: a stack's settings, the launcher's commands, and the JSON Schemas.
 
-`make docs` runs this program. The tables of the charts' values are in the charts' READMEs, which helm-docs writes.
+The program also updates the defaults and descriptions in the values.schema.json of the charts. `make docs` runs this
+program. The tables of the charts' values are in the charts' READMEs, which helm-docs writes.
 """
 
 from __future__ import annotations

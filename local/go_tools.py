@@ -204,8 +204,8 @@ def tool_builder(tools: Sequence[Tool]) -> Iterator[Build]:
     there.
 
     Raises:
-        LocalError: Go is missing, the disk is full, or a build failed. After a failed build, the message contains the
-            last lines of the build log.
+        LocalError: Go is missing or too old, the disk is full, or a download or build failed. After a failed build, the
+            message contains the last errors that `go build` printed.
     """
     if all(one.is_built() for one in tools):
         yield lambda _: None
@@ -274,7 +274,10 @@ def _run_go(*words: str, cwd: Path) -> str:
 
 
 def _group_by_go_module(tools: Iterable[Tool]) -> list[tuple[Path, list[str], list[Tool]]]:
-    """Return (source folder, packages, tools) for each Go module that contains some of the tools."""
+    """Return (source folder, packages, tools) for each group of successive tools that are in the same Go module.
+
+    The same module can have several groups, because the order of the tools is kept.
+    """
     modules = [(module, list(some)) for module, some in groupby(tools, lambda one: one.module)]
     return [
         (_source_folder() / module, [p for one in some for p in one.packages], some)
@@ -283,7 +286,10 @@ def _group_by_go_module(tools: Iterable[Tool]) -> list[tuple[Path, list[str], li
 
 
 def _build(tools: Sequence[Tool]) -> None:
-    """Build the tools. One run of `go build` for each Go module compiles and links its packages in parallel."""
+    """Build the tools. One run of `go build` for each group of tools compiles and links its packages in parallel.
+
+    For the groups see `_group_by_go_module`.
+    """
     for folder, packages, some in _group_by_go_module(tools):
         output_folder = _build_folder() / "bin"
         output_folder.mkdir(parents=True, exist_ok=True)

@@ -41,8 +41,8 @@ STOP_SECONDS = 90
 def first_port() -> int:
     """Return the first of ten ports on which the trainings of this process may listen.
 
-    The ports differ between processes, because PaddlePaddle's store (runtime collective) listens on all addresses of
-    the machine: two trainings at the same time need different ports.
+    The ports depend on the last three digits of the process id, because PaddlePaddle's store (runtime collective)
+    listens on all addresses of the machine: two trainings at the same time need different ports.
     """
     return 20_000 + os.getpid() % 1000 * 10
 

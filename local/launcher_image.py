@@ -211,7 +211,11 @@ def layout_path(image: str) -> Path:
 def ensure_image(runtime: str = "fleet") -> tuple[str, Path]:
     """Return the name and the OCI image layout of a runtime's launcher image; build the image if it is missing.
 
-    The image is built from `launcher/` of this clone.
+    The image is built from `launcher/` of this clone. Images of this runtime that were built from other versions of
+    launcher/ are deleted.
+
+    Raises:
+        LocalError: the disk is full, a download or a build step failed, or launcher/ changed during the build.
     """
     image = image_name(runtime)
     target = layout_path(image)

@@ -95,8 +95,12 @@ def check_example_exists(name: str, clone: Path = CLONE) -> None:
 def ensure_stack_files(clone: Path = CLONE) -> None:
     """Create the folder of the backend, its passphrase file and the stack's settings file, unless they exist.
 
+    If the settings file is older than the passphrase, its salt is removed, because the salt belongs to an earlier
+    passphrase. Locks that killed processes have left in the backend are removed too.
+
     Raises:
         LocalError: The backend has a state, but the file with the passphrase of the state is missing.
+        PermissionError: The user is not root.
     """
     PULUMI.mkdir(parents=True, exist_ok=True)
     PULUMI.chmod(0o700)

@@ -52,10 +52,11 @@ def example_values(config: str, folder: Path | None = None) -> dict[str, Any]:
 
 
 def run(config: str) -> None:
-    """Train an example, show its progress, and print where its model and curve are.
+    """Train an example, show its progress, print where its model and curve are, and predict a test row.
 
     Raises:
-        LocalError: the data cannot be fetched, or the training failed.
+        LocalError: there is no such example, the disk is full, the data cannot be fetched or split, or the training or
+            the prediction failed.
     """
     local_stack.check_example_exists(config)
     folder = cache() / "try" / config
@@ -137,7 +138,9 @@ def _follow(job: Path, gang: LauncherGang) -> None:
     """Show the progress of a run until the training has ended. `job` is the job folder of the run.
 
     Raises:
-        LocalError: a launcher of `gang` failed; the text is the cause that the launcher reported.
+        LocalError: the training failed or was not complete after DEADLINE_MINUTES. The text is the cause that a
+            launcher of `gang` reported, unless the command `launcher wait` has exited: this command has printed the
+            cause.
     """
     with _start_command("wait", job, "--timeout", str(DEADLINE_MINUTES * 60)) as wait:
         try:

@@ -75,7 +75,7 @@ def is_api_server_ready() -> bool:
 
 
 def list_nodes() -> dict[str, dict[str, Any]]:
-    """Return name → Node object of all nodes; empty if the API server does not answer."""
+    """Return name → Node object of all nodes; empty if the API server does not answer with status 200."""
     with contextlib.suppress(OSError, http.client.HTTPException):
         status, text = send_request("/api/v1/nodes")
         if status == http.HTTPStatus.OK:

@@ -1,8 +1,9 @@
 """Start, stop and inspect the local cluster.
 
 The cluster is one process tree, the `supervisor` and its daemons, in separate process, mount and network namespaces.
-Outside of these namespaces the cluster has only one network link, the route of this link, four iptables rules and its
-cgroups. etcd's data and the nodes' images are kept between runs; `down --wipe` deletes them.
+Outside of these namespaces the cluster has only one network link, the routes of this link, four iptables rules and its
+cgroups. It also turns on this machine's IPv4 forwarding. etcd's data and the nodes' images are kept between runs; `down
+--wipe` deletes them.
 """
 
 from __future__ import annotations
@@ -89,13 +90,15 @@ def running_nodes() -> tuple[Node, ...]:
 def start_cluster(count: int) -> bool:
     """Start a cluster of `count` nodes, and wait until its nodes are Ready.
 
-    A running cluster with other settings or programs is restarted.
+    A running cluster with another number of nodes, other settings or other programs is restarted. Node objects of an
+    earlier cluster with more nodes are deleted.
 
     Returns:
-        Whether a cluster was started; False if it was already running and nothing was changed.
+        Whether a cluster was started; False if it was already running with the same nodes, settings and programs.
 
     Raises:
-        LocalError: The user is not root, the disk is full, a subnet is in use, or a node did not become Ready.
+        LocalError: The user is not root, `count` is not 1 to 5, the disk is full, a subnet is in use, a node did not
+            become Ready, or the supervisor exited.
     """
     require_root()
     nodes = plan_nodes(count)
@@ -116,7 +119,7 @@ def start_cluster(count: int) -> bool:
 
 
 def _write_files(nodes: tuple[Node, ...]) -> str:
-    """Write keys and configuration files.
+    """Create the cluster's folders, keys, configuration files and pause image.
 
     Return the text for the file `_PLAN`, by which a later start recognizes a change: it depends on the nodes, the
     settings and the programs.
@@ -322,7 +325,10 @@ def stop_cluster(wipe: bool = False) -> None:
 
 
 def daemon_states() -> dict[str, str]:
-    """Return the state of each daemon by its name, such as `running`; empty if no cluster runs."""
+    """Return the state of each daemon by its name, such as `running`, as the supervisor wrote it last.
+
+    The states are empty if the cluster was stopped with `down`. They stay after the supervisor was killed.
+    """
     return dict(json.loads(STATES.read_text())) if STATES.exists() else {}
 
 

@@ -1,6 +1,7 @@
 """Addresses of the local cluster and its nodes, and the configuration files and command lines of all daemons.
 
-Everything follows from the number of nodes, from the folders of the built programs, and from the files in `config/`.
+Everything follows from the number of nodes, the folders of the built programs, the files in `config/`, the
+certificates in `PKI` and this machine's name servers.
 """
 
 from __future__ import annotations
@@ -156,6 +157,6 @@ def daemon_commands(nodes: tuple[Node, ...], kubernetes: Path, coredns: Path) ->
 
 
 def parse_resolvers(resolv_conf: str) -> list[str]:
-    """Return the addresses of the name servers in the text of a resolv.conf, without the local cluster's own."""
+    """Return the first 15 addresses of name servers in the text of a resolv.conf, without the local cluster's own."""
     lines = (line.split() for line in resolv_conf.splitlines())
     return [w[1] for w in lines if len(w) > 1 and w[0] == "nameserver" and w[1] != HOST_ADDRESS][:15]
