@@ -56,7 +56,10 @@ class SourceFile:
 
 @contextlib.contextmanager
 def _damage_errors(name: str) -> Iterator[None]:
-    """Convert the errors with which Python's modules report a damaged archive to `DataError`."""
+    """Convert the errors with which Python's modules report a damaged archive to `DataError`.
+
+    Other OSErrors are converted as `storage_errors` does.
+    """
     try:
         yield
     except (*_DAMAGED, *_DAMAGED_ZIP) as error:
@@ -90,8 +93,8 @@ def decompress(
         is_member: whether the file is a member of an archive. This changes only the fix in a message.
 
     Raises:
-        DataError: the file is an archive; the file is compressed twice; or the file is not compressed, although its
-            name has the suffix of a compressed file.
+        DataError: the file is an archive; the file is compressed twice; the beginning of the compressed data is
+            damaged; or the file is not compressed, although its name has the suffix of a compressed file.
     """
     text = _decompressed(file, name)
     _reject_archive(text, name, is_member)
@@ -194,7 +197,8 @@ def archive_kind(file: io.BufferedReader, name: str) -> str:
     to be unpacked, such as .npz files. The position in `file` must be 0, and stays 0.
 
     Raises:
-        DataError: the name ends like the name of an archive, but the content is no archive that can be read.
+        DataError: the name ends like the name of an archive, but the content is no archive that can be read; or the
+            beginning of the compressed data is damaged.
     """
     head, suffix, lower = file.peek(), _format(file), name.lower()
     if suffix:
@@ -229,7 +233,8 @@ def zip_files(path: Path, name: str, member: str, tables: Sequence[str]) -> Iter
     `member` and `tables` are paths in the zip file; `name` is the zip file's name for messages.
 
     Raises:
-        DataError: the zip file is damaged, or does not have the text and each side table exactly once.
+        DataError: the zip file is damaged; it does not have the text and each side table exactly once; one of these
+            files is empty; or `decompress` rejects the text.
     """
     with _damage_errors(name), zipfile.ZipFile(path) as archive:
         names = [info.filename for info in archive.infolist() if not info.is_dir()]
@@ -284,7 +289,8 @@ def tar_files(file: io.BufferedReader, name: str, member: str, tables: Sequence[
     `member` and `tables` are paths in the archive; `name` is the archive's name for messages.
 
     Raises:
-        DataError: the archive is damaged, or does not have the text and each side table exactly once as a file.
+        DataError: the archive is damaged; it does not have the text and each side table exactly once as a file; or
+            `decompress` rejects the text.
     """
     wanted = {member, *tables}
     missing = set(wanted)

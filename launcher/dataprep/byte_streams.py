@@ -44,16 +44,17 @@ class RemoteBody:
     total: int | None
     """Size of the complete source in bytes; None when the server does not send it."""
     version: str
-    """Identifies the content (an ETag or a date); empty when the server sends neither."""
+    """Identifies the content (a strong ETag or a date); empty when the server sends neither."""
     close: Callable[[], None]
 
 
 OpenAt = Callable[[int, str], RemoteBody]
 """A function that connects to a source, and returns the response.
 
-Its arguments are the number of the first byte that is wanted, and the `RemoteBody.version` of the stream's first
-response (empty in the first call). The response starts at the wanted byte, or at byte 0 if the server cannot start
-elsewhere. The function raises `TransientError` for an error after which a retry may help, and `DataError` for others.
+Its arguments are the number of the first byte that is wanted, and the `RemoteBody.version` that the stream has from
+earlier responses (empty in the first call). The response starts at the wanted byte. It starts at byte 0 if the server
+cannot start elsewhere, or if the content has another version now. The function raises `TransientError` for an error
+after which a retry may help, and `DataError` or `UnfitError` for others.
 """
 
 
@@ -87,6 +88,8 @@ class ResumingStream:
 
         Raises:
             DataError: the source cannot be read.
+            UnfitError: the source is in S3, and this pod has no credentials.
+            DeadlineError: the deadline of `progress` has passed.
         """
         self._name, self._open, self._retry, self._progress = name, open_at, retry, progress
         self._digest = digest
@@ -110,7 +113,8 @@ class ResumingStream:
         """Yield the source from `begin` on, in blocks.
 
         Raises:
-            DataError: the source changed, or all tries failed.
+            DataError: the source changed, all tries failed, or the server rejects a new connection.
+            UnfitError, DeadlineError: as the constructor, for a new connection.
         """
         while True:
             self._start()
@@ -198,6 +202,7 @@ def file_blocks(
 
     Raises:
         StorageError, StorageFailedError: the file cannot be read.
+        FileNotFoundError: the file is absent.
     """
     with storage_errors(path), path.open("rb", buffering=0) as file:
         file.seek(begin)

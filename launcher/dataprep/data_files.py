@@ -1,8 +1,11 @@
 """Fetch the files of a source with data.format files, and list them with their sizes and sha256.
 
 Files of a folder or prefix are fetched without a change. A source that is an archive is unpacked; a source that is any
-other single file is kept as it is. A file gets its name below files/ only when it is complete and on the disk. So a pod
-that continues the work of an evicted pod only hashes such a file, and does not fetch it again.
+other single file is kept as it is. Hidden files (`sources.is_hidden`) of a folder, prefix or archive are left out.
+
+A file gets its name below files/ only when it is complete and on the disk. So a pod that continues the work of an
+evicted pod only hashes such a file of a folder or prefix, and does not fetch it again. An archive, or another source
+that is a single file, is fetched again completely.
 """
 
 from __future__ import annotations
@@ -54,8 +57,10 @@ class FileFetcher:
             The part's marker: {"sha256": sha256 of the source if the source is one file, else an empty text}.
 
         Raises:
-            DataError: an archive is damaged or has a file that cannot be unpacked; or the source has changed.
-            StorageError: the shared storage failed.
+            DataError: an archive is damaged, has no file, or has a file that cannot be unpacked; a file has an invalid
+                name, or the name of another file or folder; or the source cannot be read or has changed.
+            StorageError, StorageFailedError: the shared storage failed.
+            DeadlineError: the deadline of the data Job has passed.
         """
         ranges, progress, digest = self.part.ranges, self.part.source.progress, hashlib.sha256()
         progress.unit = "files"
@@ -87,7 +92,11 @@ class FileFetcher:
         return entry
 
     def _unpack(self, found: SourceObject, digest: hashlib._Hash) -> Iterator[Job[ShardFileEntry]]:
-        """Yield jobs that write the files of the archive `found`, or `found` itself if it is no archive."""
+        """Yield a job for each file of the archive `found`, or one job for `found` itself if it is no archive.
+
+        A job returns the file's entry in the list. For a file of an archive with at most SMALL bytes, the job also
+        writes the file. All other files are written before their job is yielded.
+        """
         source, report = self.part.source, self.part.source.progress.report
         name = source.display_name(found)
         with files.storage_errors(self.work.files):
@@ -197,7 +206,8 @@ def assemble_files(
 
     Raises:
         DataError: the source has another sha256 than data.sha256.
-        StorageError: the shared storage failed.
+        StorageError, StorageFailedError: the shared storage failed.
+        DeadlineError: the deadline of the data Job has passed.
     """
     folder, count, size = hashlib.sha256(), 0, 0
 

@@ -7,7 +7,8 @@ nothing. An evicted pod loses only the part that it was reading. No file gets it
 was read, and the result does not depend on the number of pods.
 
 The name of the data is a digest of everything that determines its bytes. Pods of several data Jobs with equal data work
-in one folder. If the data exists already, the pods use it and do not read the source again.
+in one folder, if they run as the same user. If the data exists already, the pods use it and do not read the source
+again.
 """
 
 from __future__ import annotations
@@ -234,7 +235,10 @@ class DataPod:
         return prepared_data.lock_file(self._work.parts / f"{name}.lock", self._settings)
 
     def _make_one(self, missing: list[sources.PlannedPart]) -> bool:
-        """Read and split the first part of `missing` that no other pod has locked; return False if all are locked."""
+        """Read and split the first part of `missing` that no other pod has locked.
+
+        Return False if each part is locked, or was finished by another pod meanwhile.
+        """
         for part in missing:
             with self._lock(part.key) as locked:
                 if not locked or self._read_marker(part) is not None:
@@ -260,7 +264,8 @@ class DataPod:
         """Read and split a part, or fetch its files, and write its marker file.
 
         The files are written to a temporary folder and moved to the shards. Then the marker file (`<key>.json`) records
-        that the part is finished.
+        that the part is finished. If another pod has renamed or removed the work folder meanwhile, this method returns
+        without a marker file.
         """
         self._progress.start_part(part.bytes or None)
         folder = self._work.parts / f"work-{part.key}-{time.monotonic_ns():x}"
@@ -349,8 +354,9 @@ def content_digest(s: DataSettings, parts: list[sources.PlannedPart]) -> str:
     """Return the name of the data's folder: a digest of everything that determines the bytes of the shards.
 
     Jobs with different names can have the same digest. The source is identified by data.sha256, or by the names, sizes
-    and versions of its objects. If data.sha256 is empty and a version is unknown, the digest also includes the data
-    digest of this job, so that jobs with another data digest do not use this data.
+    and versions of its objects. The data of data.testSource is always identified by its objects. If the version of an
+    object is needed but unknown, the digest also includes the data digest of this job, so that jobs with another data
+    digest do not use this data.
     """
     shape = [s.format, s.delimiter, s.header, s.columns, s.quoting, s.encoding, s.seed, s.split_count]
     name = sources.source_name(s) if s.source_secret else s.source

@@ -72,8 +72,10 @@ class ParquetReader:
             end: the byte after the range; None: the end of the file.
 
         Raises:
-            DataError: the file is damaged, is neither Parquet nor Arrow, or has other columns than the file before it.
-                The message has the file and the row group.
+            DataError: the file is damaged, is neither Parquet nor Arrow, or has other columns than the file before it;
+                a chosen column is not in the file exactly once; or a row group needs more than half of the memory. The
+                message has the file, and for an error in a row group the number of the row group, from 0.
+            StorageError, StorageFailedError: the storage failed.
         """
         try:
             with storage_errors(path), path.open("rb") as file:

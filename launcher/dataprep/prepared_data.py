@@ -190,7 +190,7 @@ class PreparedData:
 def read_manifest(path: Path) -> dict[str, Any] | None:
     """Return the manifest in the file `path`; None if the file is absent or damaged.
 
-    A damaged manifest is logged; after that the data Job makes the data and the manifest again.
+    A damaged manifest is logged. A data Job that reads it then makes the data and the manifest again.
     """
     try:
         return files.read_json(path, shape=ManifestFile)
@@ -216,9 +216,9 @@ def read_complete(
 ) -> dict[str, Any] | None:
     """Return the manifest in the file `path` if its data is complete, else None.
 
-    Data is complete if it has `shards` shards, and each file that the manifest lists exists with its listed size. With
-    `only_shard`, the index of a shard, only the files of this shard and the files of no shard are checked. If the data
-    is not complete, this function logs what is wrong, except for an absent manifest.
+    Data is complete if it has `shards` shards (none with data.format files), and each file that the manifest lists
+    exists with its listed size. With `only_shard`, the index of a shard, only the files of this shard and the files of
+    no shard are checked. If the data is not complete, this function logs what is wrong, except for an absent manifest.
     """
     if (manifest := read_manifest(path)) is None:
         return None
@@ -365,15 +365,16 @@ def give_to_job(settings: DataSettings, manifest: Mapping[str, Any]) -> bool:
 
     This function removes data-failed.json. It writes the manifest `.data/<dataDigest>.json`, for which the training
     pods wait. In the job's folder it writes links to the data, and manifest.json. Manifests and links stay as they are
-    if another pod of the Job has written them already. Then the function removes the job's earlier data, if this
-    release made that data with other settings, and no manifest in `.data/` refers to it any more.
+    if another pod of the Job has written them already. If the job's earlier data was published by this release with
+    another data digest, the function then removes the manifest of the earlier data from `.data/`. It also removes the
+    earlier data, if no other manifest in `.data/` refers to this data.
 
     The caller must hold the lock of `.data/`. Without this lock, another release could remove the data after this
     function has checked that the data exists, and before it writes the manifest.
 
     Raises:
         DataError: the field `content` of `manifest` is not a possible name of a folder of data.
-        StorageError, StorageFailedError: a file cannot be read or written.
+        StorageError, StorageFailedError: a file cannot be read or written, or a folder of a shard is a symbolic link.
     """
     layout = settings.layout
     data = PreparedData(layout, manifest).paths

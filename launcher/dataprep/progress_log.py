@@ -73,7 +73,7 @@ class DataProgress:
             log.info("%s: %s", activity, self.describe())
 
     def describe(self) -> str:
-        """Return text such as `42 % (420 of 1000 MB), 180 MB/s, 4,200,000 lines, about 3 s left`."""
+        """Return text such as `42 % (420.0 of 1000.0 MB), 180.0 MB/s, 4,200,000 lines, about 3 s left`."""
         seconds = max(self.clock() - self.part_started, 1e-9)
         rate = self.read / seconds
         tail = f"{rate / 1e6:.1f} MB/s, {self.lines:,} {self.unit}"

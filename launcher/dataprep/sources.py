@@ -273,7 +273,10 @@ class Source(abc.ABC):
 
     @property
     def is_single(self) -> bool:
-        """Return whether the source is a single object, read by a single pod: an archive or a web address."""
+        """Return whether the source is a single object: a web address, or with data.member set an archive.
+
+        A single pod reads such a source.
+        """
         return bool(self.settings.member) or not self.settings.source.startswith(("s3://", "file://"))
 
     @property
@@ -370,7 +373,7 @@ class StorageSource(Source):
     """Reads a file of the shared storage, or all files below a folder, in the order of their paths."""
 
     def __post_init__(self) -> None:
-        """Find the file or folder. Raise `DataError` when it does not exist."""
+        """Find the file or folder. Raise `DataError` if it does not exist, is outside of sources/ or is unreadable."""
         sources = self.settings.layout.sources
         path = sources / self.settings.source.removeprefix("file://")
         self._check_below_sources(path)
@@ -392,8 +395,8 @@ class StorageSource(Source):
         """Return the files of the source that are read. Open each of them, to find unreadable files early.
 
         Raises:
-            DataError: there is no file to read; a file is unreadable, is no regular file or is outside of sources/; or
-                the source is a folder, but data.member is set.
+            DataError: there is no file to read; a file is unreadable, is no regular file or is outside of sources/; the
+                name of a file shows that the file is not text; or the source is a folder, but data.member is set.
         """
         root, data_format = self._root, self.settings.format
         if self.is_single and root.is_dir():
@@ -503,7 +506,10 @@ class S3Source(Source):
         set, or if data.format is files and the first object exists, only the first object is read.
 
         Raises:
-            DataError: there is no object to read.
+            DataError: there is no object to read; the name of an object shows that the object is not text; or S3
+                rejects the request or does not answer.
+            UnfitError: this pod has no credentials.
+            DeadlineError: the deadline of the data Job has passed.
         """
         if self.is_single:
             return [self._find_archive()]
@@ -604,7 +610,7 @@ def _names(found: Iterable[SourceObject]) -> str:
 
 
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects, but rejects a redirect from https to another scheme."""
+    """Follows redirects, but rejects a redirect from https to http, and from any scheme to one other than these two."""
 
     def __init__(self, key: str, name: str) -> None:
         self._key, self._name = key, name
@@ -750,7 +756,12 @@ class WebSource(Source):
 def open_source(settings: DataSettings, progress: DataProgress, retry: Retry, key: str) -> Source:
     """Return the `Source` for the address in `settings.source`; `key` is the setting that has this address.
 
-    Raise `DataError` if the source does not exist, or if the address in data.sourceSecret does not begin with https://.
+    Of the sources, only a file or folder of the shared storage is looked up here.
+
+    Raises:
+        DataError: the file or folder does not exist or cannot be read; the address is malformed; the client of S3
+            cannot be created; or the address in data.sourceSecret does not begin with https://.
+        UnfitError: this pod cannot get its credentials for S3.
     """
     scheme = settings.source.partition("://")[0]
     if settings.source_secret and scheme != "https":
@@ -766,7 +777,7 @@ class PartReader:
     """Reads the text and side tables of one part of a source, and calculates the sha256 of the part.
 
     The sha256 covers the part's ranges in their order: all stored bytes of a range that is a complete object, and the
-    lines of a range that is a piece of an object.
+    lines of a range that is a piece of a text. For a piece of a Parquet file the sha256 covers the bytes of the range.
     """
 
     def __init__(self, part: PlannedPart, folder: Path) -> None:

@@ -89,8 +89,9 @@ class PartSplitter:
             "spanning": [number of records of tab-separated text that span lines, where the first one is]}.
 
         Raises:
-            DataError: the source is damaged, or has an invalid row.
-            StorageError: the shared storage failed.
+            DataError: the source is damaged, has an invalid row or another sha256 than data.sha256, or cannot be read.
+            StorageError, StorageFailedError: the shared storage failed.
+            DeadlineError: the deadline of the data Job has passed.
         """
         settings, number = self._settings, self._part.number
         kind = LineSplitter
@@ -349,7 +350,8 @@ def assemble_shards(
 
     Raises:
         DataError: the data cannot be trained on, for example because it has fewer lines than shards.
-        StorageError: the shared storage failed.
+        StorageError, StorageFailedError: the shared storage failed.
+        DeadlineError: the deadline of the data Job has passed.
     """
     parts = [marker for marker in markers if marker["lines"]]
     lines = [sum(counts) for counts in zip(*(part["lines"] for part in parts), strict=True)]

@@ -21,7 +21,8 @@ caches."""
 CSV_RECORDS = 4096  # number of records in one block
 NEWLINE = 10
 LINE_MAX = 8 << 20
-"""Largest size of a line and of a csv field, in bytes. A line is held in memory, and a longer line is hardly text."""
+"""Largest size of a line in bytes, and of a csv field in characters. A line is held in memory, and a longer line is
+hardly text."""
 
 
 def line_blocks(stream: IO[bytes], name: str, encoding: str, *, crlf: bool = False) -> Iterator[bytes]:
@@ -33,13 +34,14 @@ def line_blocks(stream: IO[bytes], name: str, encoding: str, *, crlf: bool = Fal
     Args:
         stream: the bytes of the file.
         name: name of the file in messages.
-        encoding: the file's encoding.
+        encoding: the file's encoding; `ascii` has the same effect as `utf-8`.
         crlf: whether lines may end with CRLF, as in csv. Then messages say `line` instead of `row`.
 
     Raises:
         DataError: the file has bytes that are invalid in the encoding, a NUL, a line of more than `LINE_MAX` bytes,
-            or, if `crlf` is False, a line that ends with CRLF. The message has the file, the row (from 1) and the
-            column (byte of the line, from 1).
+            or, if `crlf` is False, a line that ends with CRLF. The message has the file and the row (from 1), and also
+            the column (byte of the line, from 1), except for too long a line. Invalid bytes of another encoding than
+            UTF-8 have only an approximate row.
     """
     row, at = 1, f"{name}, {'line' if crlf else 'row'}"
     rest: list[bytes] = []  # the start of a line whose end is not read yet
@@ -201,9 +203,10 @@ class CsvReader:
         for messages, and counts the records.
 
         Raises:
-            DataError: a record has another number of fields than the first record, a quote is not closed, a column of
-                data.columns is missing, or the header differs from the object before. The message has the object, the
-                row (record) and the line.
+            DataError: a record has another number of fields than the first record, a quote is not closed, a field is
+                longer than LINE_MAX, a column of data.columns is missing or ambiguous, or the header differs from the
+                object before. The message has the object and the line; for a wrong number of fields it also has the
+                row (record).
         """
         csv.field_size_limit(LINE_MAX)
         name = places.name
