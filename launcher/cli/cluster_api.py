@@ -240,7 +240,8 @@ class Cluster:
     def list_events(self, name: str = "", reason: str = "") -> list[Object]:
         """Return the events about the object `name`, or with `reason` the pods' events with this reason; oldest first.
 
-        A user who may not read events gets an empty list and no error: events only explain a state.
+        If the API server rejects the request, for example because the user may not read events, return an empty list:
+        events only explain a state.
         """
         selector = f"involvedObject.name={name}" if name else f"involvedObject.kind=Pod,reason={reason}"
         try:
@@ -330,7 +331,7 @@ class ConflictError(CliError):
 class UnreachableError(CliError):
     """The API server did not answer, answered with HTTP 429 or 5xx, or closed the connection to a command.
 
-    `wait`, `run` and `sweep` retry for some time; other commands fail.
+    While `wait`, `run`, `sweep` and `resume --follow` follow a run, they retry for some time. Most other commands fail.
     """
 
 
@@ -396,8 +397,8 @@ class ExecStream(CommandOutput):
 
     Two threads must not read and write a TLS connection at the same time: OpenSSL forbids it, and Python's module ssl
     does not prevent it. Without a lock, 11 of 2,000 small uploads on a busy machine ended with "connection was closed".
-    So both threads share one lock. The reading thread takes the lock only when data has arrived, and never waits for
-    data while it holds the lock.
+    So both threads share one lock. The reading thread takes the lock only when data has arrived. If only a part of a
+    frame has arrived, the thread waits for the rest while it holds the lock, at most READ_PAUSE_SECONDS.
     """
 
     def __init__(
@@ -410,7 +411,9 @@ class ExecStream(CommandOutput):
         stdin: IO[bytes] | None,
         idle_seconds: float,
     ) -> None:
-        """Start the command `argv` in a container. Raises CliError if the API server rejects the command.
+        """Start the command `argv` in a container.
+
+        Raises CliError if the API server cannot be reached or rejects the command.
 
         A thread sends `stdin` while stdout is read. A read fails after `idle_seconds` in which no byte was received or
         sent.

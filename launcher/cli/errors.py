@@ -53,25 +53,31 @@ class CliError(LauncherError):
 
 
 class UsageError(CliError):
-    """An option or argument is invalid; the command changed nothing."""
+    """An option, argument or setting is invalid, the run is in the wrong state, or the user did not confirm.
+
+    The command changed nothing, with few exceptions: for example, `run` may have uploaded the program before.
+    """
 
     exit_code = EXIT_USAGE
 
 
 class RunFailedError(CliError):
-    """The training that was followed failed."""
+    """The training that was followed failed, does not exist or was removed; or no trial of a sweep has a score."""
 
     exit_code = EXIT_RUN_FAILED
 
 
 class WaitTimeoutError(CliError):
-    """`wait --timeout` expired before the run was over."""
+    """The time-out of `wait`, `run` or `resume --follow` expired before the run was over."""
 
     exit_code = EXIT_TIMEOUT
 
 
 class OtherRunError(CliError):
-    """Another `run` holds the release's lease, or has replaced the run that was followed."""
+    """Another command holds the lease of the release or job, or an upgrade has replaced the run that was followed.
+
+    This error is also raised if this command has lost its lease.
+    """
 
     exit_code = EXIT_OTHER_RUN
 
@@ -104,8 +110,8 @@ def storage_failure(text: str) -> CliError:
 def describe_os_error(error: Exception, where: object = "") -> LauncherError:
     """Return the error to report to the user after a failed operation on a file of this machine.
 
-    A `LauncherError` with another cause is returned unchanged. `where` is the path that was used; it is part of the
-    message if `error` itself has no path.
+    A `LauncherError` is returned unchanged, except a `StorageError` whose cause is an OSError. `where` is the path that
+    was used; it is part of the message if `error` itself has no path.
     """
     cause = error.__cause__ if isinstance(error, StorageError) else error
     if not isinstance(cause, OSError):
@@ -126,7 +132,7 @@ _EXTRAS = {
     "serve": ("fastapi", "prometheus_client", "uvicorn"),
     "sweep": ("optuna", "plotly"),
 }
-"""Python packages of each extra of pyproject.toml."""
+"""Top-level modules of the packages of each extra of pyproject.toml; not all packages are listed."""
 
 
 def missing_package(error: ModuleNotFoundError) -> CliError:

@@ -1,7 +1,7 @@
 """Sessions of commands: read a run's state and open its storage, on a cluster or in a folder (`--path`).
 
-A session can also read the storage of an uninstalled release: it finds the claim, an image for the reader pod, and the
-job's folder.
+A session can also read the storage of an uninstalled release: it finds the claim and an image for the reader pod, and
+the user chooses the job's folder with `--job`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> Rel
     """Return a run with the claim and the image through which the storage of an uninstalled release is read.
 
     - Claim: the request's claim, else the claim with the release's label, else the only claim of the namespace.
-    - Image: the request's image, else the image of a release that uses the claim, else the image of any release.
+    - Image: the request's image, else the image of a release that uses the claim, else the image of any release of the
+      namespace.
     - The returned `job_name` is SOURCES, the folder next to the jobs' folders, because the release's job is unknown.
 
-    Raises UsageError if there is no such claim or image, or more than one claim; the message lists the claims.
+    Raises UsageError if there is no such claim or image, or more than one claim. The message about a claim lists the
+    namespace's claims.
     """
     others = [one.run for one in releases.list_releases(cluster, all_namespaces=False) if one.run]
     claims = {
@@ -78,7 +80,7 @@ class FolderSession:
     """Reads a job's folder on this machine: `--path <JOB_PATH>/<JOB_NAME>`."""
 
     def __init__(self, folder: Path) -> None:
-        """Check the folder. Raises UsageError if it does not exist."""
+        """Check the folder. Raises UsageError if it does not exist or is not a folder."""
         if not folder.is_dir():
             reason = (
                 "is not a folder"
@@ -105,7 +107,7 @@ class FolderSession:
     def storage(self, request: StorageRequest) -> Iterator[Storage]:
         """Yield the job's folder, or the folder of another job next to it.
 
-        Raises UsageError if the request has a claim or an image, which a folder does not have.
+        Raises UsageError if the request has a claim or an image, which a folder does not have, or an invalid job name.
         """
         if request.claim or request.image:
             raise UsageError("--path reads a folder of this machine", "omit --claim and --image")
@@ -137,6 +139,8 @@ class ClusterSession:
     def read_base_values(self, helm: Helm) -> dict[str, Any]:
         """Return the values given to the release that describe the cluster and not one training.
 
+        The variable PYTHONPATH of `extraEnv` is left out.
+
         Raises:
             CliError: an error of `run`; an earlier version of the chart wrote the ConfigMap; the release's claim
                 does not exist; or helm cannot read the release.
@@ -153,6 +157,8 @@ class ClusterSession:
 
     def run(self) -> ReleaseRun:
         """Return the run that the release's ConfigMap `<release>-run` describes.
+
+        With a CronJob, return the run of the newest Job that the CronJob has started.
 
         Raises:
             ReleaseNotFoundError: there is no such release.
@@ -206,7 +212,10 @@ class ClusterSession:
         return self._read_view((*run_view.FINAL_STATES, "missing"), log_lines)
 
     def peek_view(self, log_lines: int = 0) -> RunView:
-        """Return the same as `read_view`, but never create a reader pod: without a running pod, no file is read."""
+        """Return the same as `read_view`, but create no reader pod when the run is over.
+
+        If no pod runs and `kept` is None, no file is read, and the view has the files of an earlier call for this run.
+        """
         return self._read_view((), log_lines)
 
     def _read_view(self, reader_states: tuple[str, ...], log_lines: int) -> RunView:
@@ -252,8 +261,9 @@ class ClusterSession:
     def _read_log(self, run: ReleaseRun, pods: list[Object], lines: int) -> tuple[str, list[str]]:
         """Return (name of a pod, the last `lines` lines of its log); an empty name and list if no such pod runs.
 
-        The pod is the data pod while it runs, else the pod of rank 0. If training pods prepare the data, they do it in
-        an init container, and the log is the one of that container.
+        The name and list are also empty if the log cannot be read. The pod is the data pod while it runs, else the pod
+        of rank 0. If training pods prepare the data, they do it in an init container. While that container runs, the
+        log is the one of that container.
         """
         for job, rank in ((run.k8s_data_job, None), (run.k8s_job, 0)):
             pod = run_view.newest_pod(run_view.pods_of(pods, job, rank))
@@ -297,9 +307,9 @@ class ClusterSession:
         """Yield the job's folder, or the folder of another job on the same storage.
 
         The folder is opened through a running pod of the run. A reader pod is used instead if no pod of the run runs,
-        if the command writes, or if the command must not depend on the training's pods. If no node can run the reader
-        pod, a running pod is used after all. The reader pod is deleted after the block. `find_storage` describes how
-        the storage of an uninstalled release, or of a given claim, is found.
+        if the request has a claim, if the command writes, or if the command must not depend on the training's pods. If
+        no node can run the reader pod, a running pod is used after all. The reader pod is deleted after the block.
+        `find_storage` describes how the storage of an uninstalled release, or of a given claim, is found.
 
         Raises:
             UsageError: it is unclear which storage or which job is meant.
@@ -337,7 +347,8 @@ KEPT_SECONDS = 2 * 3600  # a killed command leaves the pod for this time; the po
 class KeptStorage:
     """Opens the shared storage through one reader pod, and keeps the pod for many uses.
 
-    The first use creates the pod, and so does the first use after `close`.
+    The first use creates the pod, and so does the first use after `close`. The first use more than an hour after that
+    replaces the pod, long before its deadline. If no node can run the reader pod, a running pod of the release is used.
     """
 
     def __init__(self, session: ClusterSession, job: str) -> None:
@@ -371,7 +382,8 @@ def open_through_running_pod(
 ) -> Storage | None:
     """Return the job's folder, opened through a pod of this run whose main container runs; None without such a pod.
 
-    With `or_init` a running init container is used, too, although it may exit at any moment.
+    Pods that are being deleted are not used. With `or_init` a running init container is used, too, although it may exit
+    at any moment.
     """
     for pod in run_view.pods_of(pods, run.k8s_job):
         container = object_states.running_container(pod, or_init)

@@ -267,9 +267,10 @@ def launch(
     and the training had neither failed nor been stopped.
 
     Raises:
-        UsageError: helm or the cluster rejects the values, the job's name is taken, the user does not confirm, or
+        UsageError: the file `keep` exists, but `run` did not write it; helm or the cluster rejects the values; the
+            job's name is taken; the program's packages cannot be installed; the user does not confirm; or
             `scheduling.suspend` would hold the training back.
-        OtherRunError: another `run` holds one of the leases.
+        OtherRunError: another command holds one of the leases, or a lease was lost.
         LauncherError: the cluster, the storage or helm failed.
     """
     if keep.exists() and not keep.read_text("utf-8", "replace").startswith(_FILE_MARK):
@@ -323,7 +324,8 @@ def check_job_name_is_free(session: ClusterSession, values: Values) -> None:
     """Raise UsageError if another release has a job with the same name on the same storage.
 
     Each of the two releases would replace the data of the other one and move its output. Releases in namespaces that
-    this user may not list are not checked. `values` are the merged chart values of the release and of the training.
+    this user may not list are not checked, and neither are releases of another version of the chart. `values` are the
+    merged chart values of the release and of the training.
     """
     cluster, release, job = session.cluster, session.release, values["jobName"]
     volume = volume_identity(values, cluster.namespace)
@@ -419,7 +421,7 @@ def _upload(plan: TrainingPlan, session: ClusterSession, base: ClusterSession, y
 
 
 def describe_next_steps(session: ClusterSession, keep: Path, is_program: bool) -> str:
-    """Return the commands that are useful after a complete run, one on each line.
+    """Return what is useful after a complete run, one thing on each line: commands, and the file `keep`.
 
     `keep` is the file with the training's values. `is_program` is whether the run has runtime fleet: then the model can
     be used with `predict` and `serve`.
@@ -465,7 +467,7 @@ def apply_settings(values: Mapping[str, Any], settings: Iterable[str]) -> Values
     A key whose first part is a value of the chart sets that value: `training.batchSize=128`. Any other key is an
     option of the program: `learning_rate=0.01`.
 
-    Raises UsageError if a setting has not the form `key=value`, or its key is unknown.
+    Raises UsageError if a setting has not the form `key=value`, its key is unknown, or its value is not YAML.
     """
     changed, defaults = dict(values), read_defaults()
     for setting in settings:
