@@ -66,7 +66,7 @@ class TrainerProcesses:
     root: Path
     """Stands for the shared storage; the job's folder is `root/job`."""
     data: list[Path]
-    """A staged shard for each rank."""
+    """A staged shard for each pod, by its completion index."""
     program: Path
     """Folder of the training program."""
     config: str = "trainer_config.py"
@@ -143,11 +143,14 @@ class TrainerProcesses:
         watch: Callable[[dict[str, Process]], object] = lambda _: None,
         without: tuple[str, ...] = (),
     ) -> dict[str, int]:
-        """Start all processes, and wait until they have exited or one has failed; then kill the rest.
+        """Start all processes, and wait until they have exited; then kill the rest.
+
+        After a first failure, the wait ends after at most FAILURE_SECONDS.
 
         Args:
             seconds: deadline.
-            watch: called every 50 ms with the running processes by `rank/name`, such as `0/pserver 0`.
+            watch: called every 50 ms, until a process has failed, with all processes by `rank/name`, such as
+                `0/pserver 0`.
             without: names of processes that are not started.
 
         Returns:

@@ -215,7 +215,7 @@ class Training:
             raise AssertionError(f"the training Job failed:\n{self.last_log_lines()}")
 
     def last_log_lines(self) -> str:
-        """Return the last log lines of all pods, for the message of a failing test."""
+        """Return the last log lines of all data and training pods, for the message of a failing test."""
         said = []
         for component in ("data", "training"):
             for pod in self.pods(component):
@@ -234,7 +234,7 @@ class Training:
         return found
 
     def current_pass(self) -> int:
-        """Return the pass that status.json shows for rank 0, or -1 before the first."""
+        """Return the pass that status.json shows for rank 0; -1 before the first, or if the state is not `training`."""
         path = self.output / "status.json"
         status = json.loads(path.read_text()) if path.exists() else {"state": ""}
         ranks = status["ranks"] if status["state"] == "training" else []
@@ -285,6 +285,6 @@ class Serving:
         return dict(pod)
 
     def predict(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return the answer of a ready pod to these rows; pods are reachable from this machine."""
+        """Return the answer of the release's pod to these rows; pods are reachable from this machine."""
         url = f"http://{self.pod()['status']['podIP']}:{self.port}/predict"
         return dict(httpx.post(url, json={"rows": list(rows)}, timeout=60).raise_for_status().json())

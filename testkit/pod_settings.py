@@ -88,7 +88,7 @@ def place(values: dict[str, Any], key: str, value: Any) -> None:
 
 
 def chart_values(**given: Any) -> dict[str, Any]:
-    """Return values of the chart for fields of TrainSettings (`passes=3`)."""
+    """Return values of the chart for fields of TrainSettings (`passes=3`), or for the variables of such fields."""
     values: dict[str, Any] = {}
     for name, value in given.items():
         field, parsed = _lower(name, value)

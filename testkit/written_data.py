@@ -25,7 +25,8 @@ def write_data(
 ) -> dict[str, Any]:
     """Write the rows of the shards and of the test set, side tables and a program `mine`; return the manifest.
 
-    Rows are lines, or record batches in bytes.
+    Rows are lines, or record batches in bytes. For record batches, the numbers of lines in the manifest are numbers of
+    bytes.
     """
 
     def write(path: Path, content: str | bytes) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 The cluster is one process tree, the `supervisor` and its daemons, in separate process, mount and network namespaces.
 Outside of these namespaces the cluster has only one network link, the routes of this link, four iptables rules and its
-cgroups. It also turns on this machine's IPv4 forwarding. etcd's data and the nodes' images are kept between runs; `down
---wipe` deletes them.
+cgroups. It also turns on this machine's IPv4 forwarding. etcd's data and the nodes' images are kept between runs. The
+command `down --wipe` deletes them.
 """
 
 from __future__ import annotations

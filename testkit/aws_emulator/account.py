@@ -235,10 +235,12 @@ class Account:
         """Record a call of `operation` on the type `kind` before it is carried out, and apply faults to it.
 
         `targets` are the resources of the request, with its condition keys; without any, resources are not compared.
-        The handlers of IAM's types compare the roles of its actions.
+        The handlers of IAM's types compare the roles of its actions. A call for which the caller lacks a right is not
+        recorded.
 
         Raises:
-            AwsError: the caller lacks a right, or a test injected a failure of this call.
+            AwsError: the caller lacks a right, a test injected a failure of this call, or permissions.yaml has no row
+                for `kind`.
         """
         actions = required_actions("every preview" if operation == "invoke" else kind)
         compared = {action for action in actions if targets and not action.startswith("iam:")}

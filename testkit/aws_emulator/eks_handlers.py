@@ -35,7 +35,10 @@ _SCHEMAS = Path(__file__).with_name("addons")
 
 
 def require_role(cloud: MotoCloud, arn: str, service: str) -> None:
-    """Raise the error of EKS if IAM has no role with this ARN, or the caller may not pass it to the service."""
+    """Raise the error of EKS if IAM has no role with the name in this ARN, or the caller may not pass the role.
+
+    The path in the ARN is not compared with the role's path. `service` is the service that gets the role.
+    """
     cloud.account.authorize(["iam:PassRole"], arn, PassedToService=service)
     try:
         cloud.client("iam").get_role(RoleName=arn.rpartition("/")[2])
@@ -93,13 +96,13 @@ def addon_version(cloud: MotoCloud, kubernetes: str) -> str:
 
 
 def version_of(cloud: MotoCloud, cluster: str) -> str:
-    """Return the minor Kubernetes version of a cluster."""
+    """Return the minor Kubernetes version of a cluster; `1.35` if the account has no such cluster."""
     record = cloud.account.get("aws:eks/cluster:Cluster", cluster)
     return str(record.outputs.get("version", "1.35")) if record else "1.35"
 
 
 def require_known_configuration(addon: str, text: str | None) -> None:
-    """Raise if an add-on's configuration does not match its closed schema."""
+    """Raise if an add-on's configuration does not match its closed schema. An add-on without a schema is accepted."""
     schema = _SCHEMAS / f"{addon}.json"
     if text is None or not schema.exists():
         return
@@ -168,7 +171,7 @@ def require_cidr_notation(blocks: list[str] | None) -> None:
 
 
 def require_not_newer(cloud: MotoCloud, p: Props) -> None:
-    """Raise if the nodes are newer than their control plane."""
+    """Raise if the nodes are newer than their control plane, or their image release is of another version."""
     version = version_of(cloud, p["clusterName"])
     wanted = str(p.get("version", version))
     if _minor(wanted) > _minor(version):

@@ -37,7 +37,7 @@ def _packages() -> str:
 
 
 def python_command(folder: Path) -> Path:
-    """Write a program `python` to `folder` that answers `pip list` from a file; return its path.
+    """Write a program to `folder` that answers `pip list` from a file, and otherwise runs Python; return its path.
 
     The engine runs `pip list` before each command, which takes most of a second.
     """
@@ -104,7 +104,10 @@ class Step:
 
 @dataclass
 class Result:
-    """Exit code and output of an engine command, and its steps; unchanged resources (step `same`) are left out."""
+    """Exit code and output of an engine command, and its steps.
+
+    Steps that change nothing (such as `same`), steps `read` and those of the stack itself are left out.
+    """
 
     code: int
     text: str

@@ -1,7 +1,7 @@
 """Inputs and outputs of resource types, read from the source of the installed package `pulumi_aws`.
 
-The package is not imported: `pulumi_aws.ec2` alone takes over a second, and the engine starts the plugin for
-every command. Only the constructor signatures of the classes that a program uses are parsed.
+The package is not imported, because the import of `pulumi_aws.ec2` alone takes over a second. Only the constructor
+signatures of the classes that a program uses are parsed.
 """
 
 from __future__ import annotations
