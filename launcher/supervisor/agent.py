@@ -84,7 +84,7 @@ class StopRequest:
         self._signals.append(number)
 
     def seconds_left(self) -> float | None:
-        """Return in how many seconds the agent stops its processes because of the received signal.
+        """Return in how many seconds, at the latest, the agent stops its processes because of the received signal.
 
         None if no signal was received, or if the grace period is too short to wait for a checkpoint.
         """
@@ -240,11 +240,8 @@ class ProcessWatchdog:
 
 
 def run_rank(settings: TrainSettings) -> int:
-    """Run this pod's rank of the training and return its exit code.
-
-    Raises:
-        SettingsError: a setting is wrong; nothing was created.
-    """
+    """Run this pod's rank of the training and return its exit code; an error decides the exit code and is not
+    raised."""
     return Agent(settings, runtimes.load_runtime(settings.runtime), PodNetwork(), Timings()).run()
 
 
@@ -405,7 +402,7 @@ class Agent:
         This rank may take the lease again `Timings.offer` seconds later.
 
         Raises:
-            LauncherError: the lease was lost, or the run is complete.
+            LauncherError: the lease was lost, the run is complete, or run.json cannot be read.
         """
         self._offers, self._waits_since = self._offers + 1, coordinator.plan.since
         coordinator.leave_run(self._watchdog.record_turn)
@@ -456,7 +453,8 @@ class Agent:
     def _start_processes(self, order: Plan) -> ProcessGroup:
         """Start this rank's parameter servers and trainers for the attempt of `order`; return them as a group.
 
-        Before that, move the logs of the last attempt to a folder of their own.
+        Before that, move the logs of the last attempt to a folder of their own. With `training.nodeCheck`, then also
+        measure this pod's node, which takes some seconds.
 
         Raises:
             LauncherError: the order has expired, the output lease is lost, or a process cannot start.
@@ -540,8 +538,9 @@ class Agent:
     def pause(self, seconds: float) -> None:
         """Wait in the main thread for `seconds`; return earlier if another thread calls `wake`.
 
-        With 0 seconds this only checks whether the launcher must exit. Each call also records for the watchdog that the
-        main thread runs, and removes exited orphaned processes from the process table.
+        With 0 seconds this does not wait, and only checks whether the launcher must exit. Each call also records for
+        the watchdog that the main thread runs. About once a second a call removes exited orphaned processes from the
+        process table. Before it returns, a call forgets all earlier calls of `wake`.
 
         Raises:
             LauncherError: this launcher must exit, because it must obey a stop signal now (`StopRequest.check`), it has
@@ -564,10 +563,13 @@ class Agent:
     def _shut_down(self, error: LauncherError | None) -> None:
         """Stop this rank's processes and the fork server, then end the communication with the other ranks.
 
-        After an `error` (None: the run is complete), rank 0 first orders the other ranks to stop. Rank 0 then waits,
+        After an `error` (None: the run is complete), rank 0 first orders the other ranks to stop. Rank 0 does not do
+        this if `error` is a `RunEndedError`, because the other ranks have the order `end` already. For a user's script,
+        the files of training.keepFiles are copied to the storage after its processes have stopped. Rank 0 then waits,
         for a limited time, until the other ranks have received its last order and have stopped. Then rank 0 records the
-        error in run.json, and releases the output lease. Every other rank waits, for a limited time, until rank 0 knows
-        that this rank exits. At the end the logs of the processes are copied, and the HTTP server is closed.
+        error in run.json, unless run.json has the outcome of the run already, and releases the output lease. Every
+        other rank waits, for a limited time, until rank 0 knows that this rank exits. At the end the logs of the
+        processes are copied, and the HTTP server is closed.
         """
         reported = error if not isinstance(error, RunEndedError) else None
         if reported is not None:
@@ -591,7 +593,8 @@ class Agent:
     def _keep_script_files(self, since: float) -> None:
         """Copy the files of training.keepFiles to the storage, for at most `Timings.keep` seconds.
 
-        Only files that were written after the Unix time `since` are copied.
+        After a stop signal, the time is at most the rest of the grace period and 5 seconds. Only files that were
+        written after the Unix time `since` are copied.
         """
         left = self._stop_request.seconds_left()
         # `left` does not contain the time that the end of the processes may take.

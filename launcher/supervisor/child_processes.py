@@ -37,7 +37,7 @@ class ChildProcess:
             it runs.
         ended_at: monotonic time at which the process exited.
         done: a threading.Event that is set once the process has exited.
-        stopped: whether the launcher sent a signal to the process. If so, its exit code is no failure.
+        stopped: whether the launcher called `signal`. If so, the exit code of the process is no failure.
         stdin: the pipe to the process's stdin; None if the process was started without subprocess.PIPE.
     """
 
@@ -97,7 +97,10 @@ class ChildProcess:
         self._ended()
 
     def signal(self, signum: int) -> None:
-        """Send the signal `signum` to the process and all its descendants, unless the process has exited."""
+        """Send the signal `signum` to the process's group, unless the process has exited; set `stopped` in any case.
+
+        The group has the process and its descendants, without those that have moved to a group of their own.
+        """
         self.stopped = True
         if not self.done.is_set():
             _kill(self.pid, signum)
@@ -132,7 +135,12 @@ class ForkServer:
     """
 
     def __init__(self, spec: ProcessSpec) -> None:
-        """Start the fork server process that `spec` describes. Raise `ProcessError` if that fails."""
+        """Start the fork server process that `spec` describes.
+
+        Raises:
+            ProcessError: the process cannot be started, or this system does not let the launcher adopt its children.
+            OSError: the folder of the log cannot be created.
+        """
         _adopt()
         spec.log.parent.mkdir(parents=True, exist_ok=True)
         self._popen = _popen(spec, subprocess.PIPE, subprocess.PIPE)
@@ -150,10 +158,10 @@ class ForkServer:
         return self._ready
 
     def fork(self, spec: ProcessSpec) -> int | None:
-        """Fork a child process as `spec` describes; return its process id, or None if this is not possible.
+        """Fork a child process with the environment, working folder and log of `spec`; return its process id.
 
-        The result is None if the fork server is not ready or cannot fork. A fork server that does not answer within
-        FORK_SECONDS is killed.
+        The child runs the program that the fork server has loaded, and `spec.argv` is not used. The result is None if
+        the fork server is not ready or cannot fork. A fork server that does not answer within FORK_SECONDS is killed.
         """
         if not (self.alive and self.ready()):
             return None
@@ -356,7 +364,10 @@ class LogFollower:
         judge: Callable[[str], None] | None = None,
         period: float = 0.25,
     ) -> None:
-        """Start the threads that read the log `path` every `period` seconds until `end` is called.
+        """Start the threads that read the log `path` again and again until `end` is called.
+
+        The thread for new lines reads the log every `period` seconds; the thread for the copy reads it every 8 times
+        `period` seconds.
 
         Args:
             path: the log file of the child.

@@ -71,6 +71,8 @@ def run_helper(
             process, or else the last lines of its log.
         ProcessError: the process cannot be started.
         StorageError, StorageFailedError: its log cannot be created.
+        UnreadableError: the file with the answer is damaged.
+        LauncherError: `pause` has raised this error, because this launcher must exit.
     """
     answer_path, log_path = work.helper_answer(spec.name), work.log(f"{spec.name}.log")
     with files.storage_errors(answer_path):
@@ -123,9 +125,11 @@ def convert_shard(
     """Run `spec`, the helper process that parses this rank's shard into binary records; do nothing if it is None.
 
     Raises:
-        ProcessError: the data or the program is wrong, and the error has the message and the exit code of the process;
-            or the process has logged nothing for `Timings.parser_quiet` seconds.
+        ProcessError: the data or the program is wrong, or the pod's disk is full, and the error has the message and the
+            exit code of the process; or the process has logged nothing for `Timings.parser_quiet` seconds, or cannot be
+            started.
         UnfitError: the process was killed, or the pod's disk is faulty: another pod may succeed.
+        LauncherError: another error of `run_helper`.
     """
     if spec is None:
         return
@@ -149,7 +153,8 @@ def write_report(
 ) -> None:
     """Write report.html and curve.png of this run, for at most `seconds`.
 
-    A failure is only logged, because the run does not need these files.
+    A failure is only logged, because the run does not need these files. An error that `pause` raises is raised here,
+    too.
     """
     style = {"MPLCONFIGDIR": str(settings.work_dir / "matplotlib"), "MPLBACKEND": "Agg"}
     spec = HelperSpec(

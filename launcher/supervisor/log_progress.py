@@ -1,7 +1,7 @@
 """Find the progress that a script prints: epoch, step and loss in the newest lines of its log.
 
-Only the command `status` shows this progress. Nothing else depends on it, such as whether a run hangs, restarts or is
-complete.
+The progress is written to status.json, and the command `status` and the dashboard show it. Nothing else depends on it,
+such as whether a run hangs, restarts or is complete.
 """
 
 from __future__ import annotations

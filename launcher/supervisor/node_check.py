@@ -27,8 +27,9 @@ from launcher.supervisor.peers.messages import NodeSpeeds
 from launcher.supervisor.peers.peer_server import PeerServer, build_check_path
 
 SECONDS = 1.0
-"""Seconds that each measurement takes. A file is written to the disk for this time and then synced; then it is read
-until three times this time have passed since the beginning."""
+"""Seconds that the measurements of the processor and the network take. A file is written to the disk for at most this
+time and then synced. Then the file is read to its end, or until three times this time have passed since the
+beginning."""
 DISK_BYTES = 1 << 25
 """At most this many bytes are written to the disk."""
 ANSWER_SECONDS = 8.0

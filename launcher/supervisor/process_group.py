@@ -64,7 +64,8 @@ class ProcessGroup:
             forks: the fork server that creates the processes; None: they are started with subprocess.Popen.
 
         Raises:
-            LauncherError: a process could not start; none is left running.
+            LauncherError: a port of a process is in use, or a process could not start. The processes that had started
+                before were stopped.
         """
         self._runtime, self._gang, self._network = runtime, gang, network
         self._forks = forks
@@ -91,7 +92,8 @@ class ProcessGroup:
         self._was_searched = False
         """Whether the logs of the stopped trainers were searched for a failed device."""
         self.connected = False
-        """Whether a process of a user's script has been connected to a process of another pod."""
+        """Whether a process of a user's script has been connected to a process of another pod, or of this pod if there
+        is no other pod."""
         for trainer in range(gang.settings.processes_per_pod):
             self._remove_progress(trainer)
         specs = runtime.pservers(gang)
@@ -255,7 +257,8 @@ class ProcessGroup:
     def _check_fatal_line(self, now: float) -> None:
         """Raise `ProcessError` some time after a line with a fatal meaning has appeared in a log.
 
-        The time is `Timings.pserver_exit_lag`. If the process exits in that time, its exit code is the better cause.
+        Nothing is raised if the trainers are done by then. The time is `Timings.pserver_exit_lag`. If the process exits
+        in that time, its exit code is the better cause.
         """
         if self._fatal is None or self.phase == Phase.DONE:
             return
@@ -380,9 +383,10 @@ class ProcessGroup:
         """Terminate all processes; `running` is true until they have exited.
 
         The processes receive SIGTERM, and SIGKILL if they have not exited `Timings.stop` seconds later. The processes
-        of a user's script have at least `seconds` until SIGKILL. If the processes have nothing to save
-        (`Runtime.has_nothing_to_save`), they receive SIGKILL at once. A second call may bring SIGKILL forward, but does
-        not postpone it.
+        of a user's script have at least `seconds` until SIGKILL. If `seconds` is not 0, the pservers of a user's script
+        are stopped later: when no trainer of any pod is connected to them, or at that deadline. If the processes have
+        nothing to save (`Runtime.has_nothing_to_save`), they receive SIGKILL at once. A second call may bring SIGKILL
+        forward, but does not postpone it.
         """
         given = self._stop_seconds(seconds)
         if self._stop is None:
@@ -418,7 +422,10 @@ class ProcessGroup:
             follow.end()
 
     def join_log_followers(self, seconds: float) -> None:
-        """Wait until the last lines of the logs are shown and copied, for at most `seconds`."""
+        """Wait until the last lines of the logs are shown and copied, for at most two times `seconds`.
+
+        A log may have two threads, one that shows and one that copies, and each of them gets the same time.
+        """
         deadline = time.monotonic() + seconds
         for follow in self._follows:
             follow.join(max(0.0, deadline - time.monotonic()))
@@ -477,6 +484,9 @@ class OrderExecutor:
             heard: monotonic time at which rank 0 last confirmed the order.
             stop_seconds: how long a user's script may react to SIGTERM if `order` is None; otherwise,
                 `Plan.stop_seconds` of the order says this.
+
+        Raises:
+            UnfitError: processes did not exit after SIGKILL (`ProcessGroup.poll`).
         """
         processes = self.processes
         if processes is not None:

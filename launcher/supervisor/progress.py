@@ -23,13 +23,14 @@ progress, and is sent to rank 0 several times a second."""
 STATES_BEFORE_TRAINING = ("starting", "joining", "loading")
 """States in which a trainer has not trained a batch since its start, so its pass and batch mean nothing yet."""
 LEAST_SECONDS = 180.0
-"""A trainer may stay at least this many seconds in every state except `training` and `done`. This is longer than
-`Timings.storage`, so that the storage probe reports a hung storage first."""
+"""A trainer may stay at least this many seconds in every state except `training`, `waiting` and `done`. This is longer
+than `Timings.storage`, so that the storage probe reports a hung storage first."""
 LONGEST_STAY_FACTOR = 5
 """A trainer may stay in a state for this many times the longest stay in that state so far."""
 UNMEASURED_FACTOR = 10
-"""A trainer may stay in a state for at most this many times training.progressDeadlineSeconds if no trainer of this rank
-has been in this state before: 100 minutes by default."""
+"""A trainer may stay in the state `waiting` for this many times training.progressDeadlineSeconds: 100 minutes by
+default. If no trainer of this rank has been in another state before, a trainer may stay in that state for at most the
+same time, or longer if a large checkpoint needs more time at BYTES_PER_SECOND."""
 BYTES_PER_SECOND = 10e6
 """The lowest speed that is assumed for writing or loading a checkpoint."""
 FIXES = {
@@ -72,7 +73,11 @@ def _read(path: Path) -> TrainerProgress | None:
 
 
 def combine_progress(found: Sequence[TrainerProgress]) -> TrainerProgress:
-    """Return the progress of the slowest trainer of one pod, with the sum of all speeds and the mean of all losses."""
+    """Return the progress of the slowest trainer of one pod, with some values that are calculated from all trainers.
+
+    These values are the sums of the speeds and of the batch sizes, the longest time per step and the mean of the
+    losses. The position of the newest checkpoint and its size come from the first trainer that reports them.
+    """
     if not found:
         return TrainerProgress()
     losses = [each.loss for each in found if each.loss is not None]
@@ -95,9 +100,9 @@ def _sum(values: Sequence[float | None]) -> float | None:
 class HangDetector:
     """Finds out whether the trainers of one rank hang in one attempt.
 
-    The trainers hang if the pass, the batch and the state of the slowest trainer have not changed for too long. If a
-    user's script does not report its steps, a growing log counts as progress, too. (A script that reports its steps has
-    the state `training`.)
+    The trainers hang if the pass, the batch and the state of the slowest trainer have not changed for too long. For a
+    user's script, a growing log counts as progress, too, unless its state is `training` or `done`. (A script that
+    reports its steps has the state `training` from its first step on, but not during a test.)
     """
 
     def __init__(

@@ -1,10 +1,10 @@
 """Send a run's metrics to TensorBoard and MLflow (`tracking`), from the files that the run writes in any case.
 
 Rank 0's launcher uses `RunTracking`, a thread that starts this module as a helper process whenever there is something
-new. A tracking server that is slow or dead neither delays nor fails the run: metrics that were not sent are sent after
-the next change, at the end, or by the next run of the job.
+new. A tracking server that is slow or dead neither delays nor fails the run: metrics that were not sent are sent by a
+later try (`Timings.track`), at the end, or by the next run of the job.
 
-This module calls MLflow's REST API itself, with six kinds of requests. MLflow's client, mlflow-skinny, would add 30
+This module calls MLflow's REST API itself, with seven kinds of requests. MLflow's client, mlflow-skinny, would add 30
 packages to the image, and by default it blocks for minutes when the server is down.
 """
 
@@ -84,7 +84,11 @@ class RunTracking:
         self._send(self._timings.track_end)
 
     def _read_change(self) -> object:
-        """Return a value that changes with metrics.csv and with the state of the run."""
+        """Return a value that changes with metrics.csv and with the state of the run.
+
+        The value is None if metrics.csv does not exist or a file cannot be read. Before the first other value, nothing
+        is sent, except at the end of the run.
+        """
         try:
             state = read_fields(RunFile, run_record.read(self._output)[0] or {}).state
             status = self._output.metrics_csv.stat()

@@ -50,12 +50,15 @@ class Timings:
     parser_quiet: float = 3600.0
     """How long the process that parses the shard may log nothing. It logs its progress after each part of the rows."""
     ready: float = 120.0
-    """Time within which a pserver must accept connections. Before that, PaddlePaddle loads the pserver's tables."""
+    """Time within which a pserver must accept connections. Before that, the pserver loads PaddlePaddle and creates its
+    tables. The agent also waits for at most this time until the fork server is ready."""
     pserver_exit_lag: float = 0.5
-    """If a trainer logs that a pserver is gone, this counts as a failure only after this time. The cause is the exit of
-    that pserver, and the launcher may notice the exit a little later than the line."""
+    """If a log has a line after which its process cannot continue (`LogMeaning.is_fatal`), this counts as a failure
+    only after this time. For example, a trainer logs that a pserver is gone. Then the cause is the exit of that
+    pserver, and the launcher may notice the exit a little later than the line."""
     stop: float = 8.0
-    """Time from SIGTERM to SIGKILL when a rank stops its processes. All its processes have the same deadline."""
+    """Time from SIGTERM to SIGKILL when a rank stops its processes. A user's script has more time if the grace period
+    of a pod leaves more. If `Runtime.has_nothing_to_save` is true, the processes receive SIGKILL at once."""
     trainer_exit: float = 60.0
     """Time within which a trainer must exit after it has reported `done`. In this time it waits once more for the other
     trainers, at a barrier."""
