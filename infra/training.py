@@ -47,7 +47,8 @@ class Namespace(pulumi.CustomResource):
 def wait_seconds(values: Mapping[str, Any]) -> int:
     """Return how many seconds `up` waits with release.wait: deadlines of data and training Job, plus start-up time.
 
-    `values` are the chart values with all defaults.
+    For a data Job without a deadline, `data.waitSeconds` is added instead; for a training Job without a deadline,
+    nothing is added. `values` are the chart values with all defaults.
     """
     data, training = values.get("data") or {}, values.get("training") or {}
     prepare = (
