@@ -47,8 +47,8 @@ class Namespace(pulumi.CustomResource):
 def wait_seconds(values: Mapping[str, Any]) -> int:
     """Return how many seconds `up` waits with release.wait: deadlines of data and training Job, plus start-up time.
 
-    For a data Job without a deadline, `data.waitSeconds` is added instead; for a training Job without a deadline,
-    nothing is added. `values` are the chart values with all defaults.
+    If `data.deadlineSeconds` is not set, `data.waitSeconds` is used instead. If `training.deadlineSeconds` is not set,
+    nothing is added for the training. `values` are the chart values with all defaults.
     """
     data, training = values.get("data") or {}, values.get("training") or {}
     prepare = (
