@@ -14,7 +14,8 @@ from launcher.cli.cluster_api import Object
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 PERMANENT_WAITS = ("ErrImageNeverPull", "InvalidImageName", "ImagePullBackOff", "CreateContainerConfigError")
-"""Reasons of waiting containers; a container that waits for such a reason does not start until somebody acts."""
+"""Reasons of waiting containers; a container that waits for such a reason usually does not start until somebody
+acts."""
 
 ENDED = ("Succeeded", "Failed")
 """Phases of pods whose containers have exited for good."""
@@ -119,7 +120,11 @@ def unusual_wait(pod: Object) -> tuple[str, str] | None:
 
 
 def explain_pending(pod: Object, events: Sequence[Object] = ()) -> str:
-    """Return why a pod does not run yet; for a storage driver that is not ready on a node, also the fix."""
+    """Return why a pod does not run yet.
+
+    If the reason mentions the EFS driver or an untolerated taint, the result also has the fix for a node on which the
+    driver does not become ready.
+    """
     reason = _pending_reason(pod, events)
     if _DRIVER not in reason and "untolerated taint" not in reason:
         return reason

@@ -81,7 +81,7 @@ class PythonEnvironment:
     def of_image(cls, image: str, described: Mapping[str, Any]) -> PythonEnvironment:
         """Return the environment of an image from what `launcher reader environment` printed in it.
 
-        Raises CliError if the image is not Linux with glibc 2.17 or newer: package indexes have wheels for these only.
+        Raises CliError if the image is not Linux with glibc 2.17 or newer, or its machine or Python is unknown.
         """
         libc = re.fullmatch(r"2\.([0-9]{1,3})", str(described.get("glibc")))
         known = [17, 28, *range(31, 41)]  # the versions that uv's --python-platform has
@@ -99,7 +99,7 @@ class PythonEnvironment:
 
     @classmethod
     def of_this_machine(cls) -> PythonEnvironment:
-        """Return the environment of this process, with Paddle and what it requires as the only packages.
+        """Return the environment of this process, with Paddle, numpy and what these require as the only packages.
 
         The other packages of this Python do not count: the command line needs them, not the program.
         """
@@ -133,8 +133,12 @@ def _known_packages(found: Mapping[str, Any]) -> dict[str, str]:
 def find_requirements(folder: Path, given: str | None) -> Path | None:
     """Return the file with a program's requirements; None if the program needs no packages, or has no such file.
 
-    The file is `given`, else the first of FILES that `folder` has. `given` is the value of `--requirements`: a path,
-    NONE, or None if the option was not given. Raises UsageError if the file `given` does not exist.
+    The file is `given`, else the first of FILES that `folder` has. A pyproject.toml without a table `[project]` does
+    not count. If the folder has no such file, but one of UNREAD_FILES, this function reports that this file is not
+    read.
+
+    `given` is the value of `--requirements`: a path, NONE, or None if the option was not given. Raises UsageError if
+    the file `given` does not exist.
     """
     if given == NONE:
         return None
@@ -199,9 +203,9 @@ def install_packages(requirements: Path, environment: PythonEnvironment, folder:
     package.
 
     Raises:
-        UsageError: the requirements contradict each other or the environment's packages, or a package has compiled code
-            but no wheel for the environment.
-        CliError: uv is missing, or cannot reach the package index.
+        UsageError: the requirements contradict each other or the environment's packages; a package has compiled code
+            but no wheel for the environment; or a package must not be installed (`_check_packages`).
+        CliError: uv is missing, cannot reach the package index, or does not finish within SECONDS.
     """
     with tempfile.TemporaryDirectory(prefix="paddle-training-packages.") as temporary:
         uv, work, known = _Uv(requirements, environment), Path(temporary), environment.packages

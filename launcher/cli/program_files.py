@@ -148,7 +148,8 @@ def choose_file(folder: Path, names: list[str], chosen: str) -> str:
             at the top of the folder, or the only .py file there.
 
     Raises:
-        UsageError: the file is not sent, or there is no single candidate; the message lists the candidates.
+        UsageError: the file is not sent or is no Python file, or there is no single candidate; the message lists the
+            candidates.
     """
     scripts = [name for name in names if name.endswith(".py") and Path(name).name not in NO_SCRIPTS]
     top = [name for name in scripts if "/" not in name]

@@ -69,10 +69,11 @@ def move_into_place(new: Path, final: Path, replace: bool) -> None:
 def untar(source: IO[bytes], root: Path, name: str, needed: int, replace: bool) -> dict[str, int]:
     """Receive an archive from `source`, and unpack it as `root`/`name`; return the size in bytes of each file, by name.
 
-    If the archive contains exactly one file and this file has the name `name`, then `root`/`name` becomes that file.
-    Any other archive becomes a folder. After a failure no files remain.
+    If the archive contains exactly one file and the name of this file is the last part of `name`, then `root`/`name`
+    becomes that file. Any other archive becomes a folder. After a failure no files remain.
 
-    Raises ReaderError if less than `needed` bytes are free, or the name is taken and `replace` is False.
+    Raises ReaderError if less than `needed` bytes are free, if the name is taken and `replace` is False, if a part of
+    the path is a link, or if the archive is damaged.
     """
     final = refuse_links(root, name)
     if os.path.lexists(final) and not replace:
@@ -118,8 +119,8 @@ def list_entries(folder: Path, optional: bool) -> list[dict[str, object]]:
 def compute_sums(path: Path, size: int) -> dict[str, str] | None:
     """Return {name: hex sha256} of each file in a folder, or of a single file; None if `path` is absent.
 
-    `size` is the expected size of all files together, in bytes. If the files have another size, no file is read, and
-    all sums are empty texts. The sum of a link is always empty.
+    Files in `__pycache__` are left out. `size` is the expected size of all files together, in bytes. If the files have
+    another size, no file is read, and all sums are empty texts. The sum of a link is always empty.
     """
     if not path.exists():
         return None
@@ -293,7 +294,7 @@ def _is_replaced(opened: BinaryIO, path: Path) -> bool:
 
 
 def _read_json_object(root: Path, name: str) -> dict[str, object]:
-    """Return the JSON object in a file; {} if the file is absent or cannot be read now, because callers try again.
+    """Return the JSON object in a file; {} if the file is absent or cannot be read now: most callers try again.
 
     Raises UnreadableError if the file is damaged.
     """
@@ -409,7 +410,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command of the storage reader, `python -m launcher reader …`, with stdin and stdout of this process.
 
     Returns:
-        The exit code: 0, or 1 after printing the error on stderr.
+        The exit code: 0, or 1 after an error. The error is printed on stderr, unless nobody reads stdout any more.
     """
     try:
         problem = run(argv, sys.stdin.buffer, sys.stdout.buffer)

@@ -61,7 +61,8 @@ class ReleaseRun:
     uid: int = 10001
     gid: int = 10001
     data: dict[str, Any] = field(default_factory=dict)
-    """The chart values `data.source` and `data.testSource`."""
+    """The chart values `data.source` and `data.testSource`, and those that describe the format of the rows. An address
+    with http(s) has no query, because the query may be a secret."""
     cluster_values: list[str] = field(default_factory=list, metadata={KEY: "clusterValues"})
     """Names of the chart's values that describe the cluster, not one training."""
 
@@ -120,7 +121,8 @@ class Release:
 def volume_identity(values: Mapping[str, Any], namespace: str) -> tuple[Any, ...]:
     """Return a tuple that identifies the volume of a release in `namespace` with these chart values.
 
-    Two releases have equal tuples exactly if they write to the same volume.
+    Two releases with equal tuples write to the same volume. Two releases with different tuples usually write to
+    different volumes, but two claims may lead to the same file system.
     """
     storage = values.get("storage") or {}
     kind = str(storage.get("type"))
@@ -269,7 +271,8 @@ class Helm:
 
         Runs `helm upgrade --dry-run=server`.
 
-        Raises UsageError if the chart or the cluster rejects the values, or if they set training.schedule.
+        Raises UsageError if the chart or the cluster rejects the values, if helm fails for another reason, or if the
+        values set training.schedule.
         """
         try:
             answer = self._upgrade(release, values, "--dry-run=server", "-o", "json")

@@ -33,7 +33,8 @@ from launcher.schema import DataFailure, ManifestFile, RunFile, StatusFile
 
 STATUS = OUTPUT.status_json.as_posix()
 AGAIN_SECONDS = 3.0
-"""If a file is damaged, the files are read again after this time: rank 0 of a live run writes status.json every 2 s."""
+"""If status.json is damaged, all files are read again after this time, because rank 0 of a live run writes status.json
+every 2 s."""
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,11 @@ class JobFiles:
     was_read: bool = True
     """Whether the files were read; if not, None does not mean that a file is absent."""
     problem: str = ""
-    """Why the files cannot be read; empty if they were read."""
+    """Why the files cannot be read; empty if they were read, or if no pod could read them."""
 
 
 def check_intact(damage: Mapping[str, str], where: str) -> None:
-    """Raise DataError if a file is damaged. Commands call this after they have shown what the intact files contain.
+    """Raise DataError if a file is damaged. Most commands call this after they have shown what intact files contain.
 
     `damage` has a message for each damaged file. `where` is the job's folder or the release, for the error.
     """
@@ -65,7 +66,7 @@ def check_intact(damage: Mapping[str, str], where: str) -> None:
 def read_job_files(storage: Storage, *, again: bool = True) -> JobFiles:
     """Read the files that describe the data and the current run of the storage's job.
 
-    With `again`, wait AGAIN_SECONDS and read all files once more if one of them is damaged.
+    With `again`, wait AGAIN_SECONDS and read all files once more if status.json is damaged.
     """
     names = [path.as_posix() for path in (OUTPUT.run_json, OUTPUT.run_copy, OUTPUT.metrics_csv)]
     found = FoundFiles(read_small_files(storage, [STATUS, MANIFEST, DATA_FAILED, *names]))

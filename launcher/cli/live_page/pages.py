@@ -41,7 +41,8 @@ second without an error."""
 WIDTH, HEIGHT = 440, 220
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 24  # the margins of the plot
 DOTS = 100
-"""Largest number of points of a line that are drawn as dots; a dot shows its value under the mouse."""
+"""Largest number of points of a line that are drawn as dots; of a longer line, only the last point is drawn as a dot. A
+dot shows its value under the mouse."""
 LARGEST = 1e300
 """Values from this one on are not drawn, because values of a damaged file must not overflow."""
 Points = Sequence[tuple[int, float]]
@@ -269,5 +270,8 @@ def draw_chart(title: str, lines: Mapping[str, Points]) -> str:
 
 
 def points_of(passes: Passes, key: str) -> list[tuple[int, float]]:
-    """Return the points of a column of a pass table (`launcher.metrics.pass_table`), without NaN and infinity."""
+    """Return the points of a column of a pass table (`launcher.metrics.pass_table`).
+
+    NaN, and values whose amount is LARGEST or more, are left out.
+    """
     return [(int(row["pass"]) + 1, row[key]) for row in passes if abs(row.get(key, math.nan)) < LARGEST]

@@ -63,8 +63,8 @@ class SharedReading(Generic[Value]):
     def get(self, max_age: float, *, wait: bool = True) -> Seen[Value]:
         """Return the value; start to read it again if the last attempt is older than `max_age` seconds.
 
-        With `wait`, wait FIRST_SECONDS or AGAIN_SECONDS for the new value. Without `wait`, return the last value at
-        once, and a later call returns the new one.
+        With `wait`, wait at most FIRST_SECONDS or AGAIN_SECONDS for the new value. Without `wait`, return the last
+        value at once, and a later call returns the new one.
         """
         with self._changed:
             if self._thread is None and time.monotonic() - self._ended_at >= max_age:
@@ -104,14 +104,19 @@ class JobReadings:
         """Read nothing yet. Two threads will read the view and the runs, each with its own session."""
         self._view_session, self._runs_session = open_session(), open_session()
         self.is_open = False
-        """Whether somebody has opened the release's page. Only then, a reader pod reads the files of a finished run."""
+        """Whether somebody has opened the release's page. Only then, `view` reads the files of a finished run through a
+        reader pod. `runs` may use a reader pod in any case."""
         self.view = SharedReading(self._read_view)
         self.runs = SharedReading(self._read_runs)
         self._final: tuple[object, float, RunView] | None = None
         self._runs: tuple[object, list[SavedRun]] | None = None
 
     def _read_view(self) -> RunView:
-        """Return the view of the run. When the run is over, read its files once more, through a reader pod."""
+        """Return the view of the run.
+
+        If the release's page is open, and the run is over or its Job is missing, read the files once more, through a
+        reader pod. If they have no progress, read them again after RETRY_SECONDS.
+        """
         view = self._view_session.peek_view(LOG_LINES)
         if not self.is_open or not (view.is_over or view.state == "missing"):
             return view
@@ -124,7 +129,10 @@ class JobReadings:
         return self._final[2]
 
     def _read_runs(self) -> list[SavedRun]:
-        """Return the runs of the job. Read them again only after a run has started, has finished a pass, or is over."""
+        """Return the runs of the job. Read them again only after the current run or its state has changed.
+
+        They are also read again when a further pass is finished.
+        """
         view = self._runs_session.peek_view()
         key = (view.run_id, view.state, len(view.passes))
         if self._runs is None or self._runs[0] != key:
@@ -160,7 +168,7 @@ class Readings:
         return {name: self._known[name] for name in openers}
 
     def close(self) -> None:
-        """Wait EXIT_SECONDS at most until all reads have ended."""
+        """Wait EXIT_SECONDS at most until all reads of views and runs have ended."""
         deadline = time.monotonic() + EXIT_SECONDS
         for job in [*self._known.values()]:
             job.view.wait_until_idle(deadline)
