@@ -5,7 +5,8 @@ s3://bucket/prefix/<job name>/
 └── <run id>/            one folder per run id. Once _SUCCESS.json exists, only the training with the same outputId may
     │                    export to it: a training in another cluster may have the same job name and run id
     ├── started.json     written when the run starts, to check that its pods may write here. Nothing reads it
-    ├── model/…          copy of output/model/ (with runtime v1: of the last checkpoint, pass-<NNNNN>/)
+    ├── model/…          copy of output/model/; without that folder, as with runtime v1: pass-<NNNNN>/…, a copy of the
+    │                    newest checkpoint
     ├── run.json, metrics.csv, curve.png, report.html
     └── _SUCCESS.json    written last: lists every object with its size and sha256. Without it the export is
                          incomplete
@@ -70,7 +71,11 @@ class ExportFolder:
         return found[0] if found and found[0].key == self.prefix + name else None
 
     def read(self, name: str) -> bytes | None:
-        """Return the content of the small object `name` in this folder, or None if there is no such object."""
+        """Return the content of the small object `name` in this folder, or None if there is no such object.
+
+        Raises:
+            s3.S3RejectedError: the object has more than FILE_BYTES bytes, or S3 rejects the request.
+        """
         found = self.find(name)
         if found is None:
             return None

@@ -1,4 +1,4 @@
-"""Read this container's memory limit and use, and how many of its processes the kernel killed because of that limit.
+"""Read this container's memory limit and use, and how many of its processes the kernel killed for lack of memory.
 
 `root` is the folder where the container's cgroup files are mounted (v1 or v2); only tests pass another one.
 """
@@ -13,9 +13,10 @@ _UNLIMITED = 1 << 60  # cgroup v1 writes a number near 2^63 where v2 says "max"
 
 
 def oom_kills(root: Path = ROOT) -> int:
-    """Return how many processes the kernel has killed because this container reached its memory limit.
+    """Return how many processes of this container the kernel has killed for lack of memory.
 
-    The number counts from the start of the container. It is 0 where the kernel does not count (cgroup v1 before
+    The reason is that the container reached its memory limit, or rarely that the whole node had no memory left. The
+    number counts from the start of the container. It is 0 where the kernel does not count (cgroup v1 before
     Linux 4.13, or no cgroup folder).
     """
     for name in ("memory.events", "memory/memory.oom_control"):

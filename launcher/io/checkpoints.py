@@ -4,10 +4,12 @@ A checkpoint is written under a temporary name, synced to disk, and renamed once
 
 pass-<NNNNN>/ or pass-<NNNNN>-batch-<NNNNNNN>/
   …                        a script's own files, or those that launcher/trainer/server_checkpoints.py describes
-  contents.json            the checkpoint's position, the size and sha256 of every file, and a checksum of this JSON
-                           object; `CheckpointContents` describes what the trainer adds
+  contents.json            the checkpoint's position, the size of every file, the sha256 of every file except path.txt
+                           and the program's file, and a checksum of this JSON object; `CheckpointContents` describes
+                           what the trainer adds
   done                     written last, before the folder gets this name: the checkpoint is complete
-  rejected.json            a restore found other values than were saved; the checkpoint is never used again
+  rejected.json            a restore found damaged files, or other values than were saved; the checkpoint is never
+                           used again
 
 The functions at the end of this file are about the exported model, and choose the checkpoint from which it is exported.
 A pod's launcher imports this module, so this module imports only the standard library.
@@ -105,14 +107,16 @@ class CheckpointFolder:
     def collect_rank_files(self, config: Path, pods: Iterable[int]) -> RankFiles:
         """Collect what all ranks recorded with `add_rank_files`, add two files, and return all files and sample rows.
 
-        The two files are a copy of the program's file and path.txt, which has the final path of the checkpoint.
+        The two files are a copy of the program's file and path.txt, which has the final path of the checkpoint. This
+        method removes the records of the ranks, rank-<rank>.json.
 
         Args:
             config: the program's file.
             pods: the number of each rank's pod, in the order of the ranks. The command `logs --rank` takes this number.
 
         Raises:
-            StorageFailedError: a rank's record is missing.
+            StorageFailedError: a rank's record is missing, or the storage failed.
+            DataError, ValueError: a rank's record is damaged.
         """
         entries: dict[str, CheckpointFile] = {}
         rows: dict[str, CheckpointRows] = {}
@@ -146,8 +150,10 @@ class CheckpointFolder:
         listed files.
 
         Raises:
-            ValueError: there is no file, or a restore would reject the name of a file.
+            ValueError: there is no file; a restore would reject the name of a file; or the list of the files is too
+                large for `exchange`.
             DeadlineError: not all processes have written their files in time.
+            StorageError, StorageFailedError: the storage failed.
         """
 
         def collect(value: Any) -> list[Any]:
@@ -239,8 +245,12 @@ def newest_checkpoint(output_dir: Path) -> Position | None:
 def unusable_reason(folder: Path) -> str | None:
     """Return why training cannot resume from a finished checkpoint; None when training can.
 
-    A usable checkpoint has an intact contents.json with the `outputId` of run.json, all listed files with their listed
-    sizes, and no `rejected.json` of an earlier load. This function does not read the listed files.
+    A usable checkpoint has an intact contents.json, all listed files with their listed sizes, and no `rejected.json` of
+    an earlier load. If contents.json and run.json both have an `outputId`, it must be the same. This function does not
+    read the listed files.
+
+    Raises:
+        StorageError, StorageFailedError: the folder cannot be read.
     """
     try:
         _read_checked(folder)
@@ -250,7 +260,7 @@ def unusable_reason(folder: Path) -> str | None:
 
 
 def find_damage(folder: Path, rank: int = 0, ranks: int = 1) -> str | None:
-    """Read all files of a checkpoint. Return what is wrong with them; None if each has its recorded sha256.
+    """Read all files of a script's checkpoint. Return what is wrong with them; None if each has its recorded sha256.
 
     If all processes of a script wrote the checkpoint together, each process calls this function and reads only a share
     of the files. `rank` is the number of this process, and `ranks` the number of processes.
@@ -304,6 +314,7 @@ def read_any_contents(folder: Path) -> SavedCheckpoint:
     Raises:
         CheckpointError: the file is missing, damaged, of another version, or of another checkpoint. The message
             is only this reason; callers add the folder and a fix.
+        StorageError, StorageFailedError: the file cannot be read.
     """
     content = files.read_bytes(folder / CONTENTS)
     if content is None:

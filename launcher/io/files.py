@@ -334,7 +334,10 @@ def copy_file(
 
 
 def folder_files(folder: Path) -> list[Path]:
-    """Return the paths of all regular files below `folder`, sorted; files in __pycache__ are skipped."""
+    """Return the paths of all files below `folder`, sorted; files in __pycache__ are skipped.
+
+    Regular files and links to regular files are returned. Links to folders are not followed.
+    """
     found = [
         path
         for path in folder.rglob("*")
@@ -357,7 +360,7 @@ def combine_sums(sums: Mapping[str, str]) -> str:
 
 
 def folder_sha256(folder: Path) -> str:
-    """Return one sha256 (hex digits) for the names and contents of all files of a folder."""
+    """Return one sha256 (hex digits) for the names and contents of all files of a folder except __pycache__."""
     return combine_sums(
         {path.relative_to(folder).as_posix(): sha256_file(path) for path in folder_files(folder)}
     )

@@ -74,8 +74,10 @@ Work = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 def main(work: Work) -> NoReturn:
     """Read one request from stdin, call `work` with it, write the answer to ANSWER_FILE, and exit.
 
-    If `work` raises `LauncherError`, the answer has the message of this error, and the process exits with the exit code
-    of this error. The process exits at once, without the slow clean-up of large libraries.
+    If `work` raises an exception, the answer has its message. The exit code is that of a `LauncherError`, 75 after an
+    OSError, and 70 after any other exception. After SIGTERM or SIGINT, or if the launcher died before it sent the
+    request, the exit code is 143 and no answer is written. The process exits at once, without the slow clean-up of
+    large libraries.
     """
     code = _serve_request(work)
     sys.stdout.flush()

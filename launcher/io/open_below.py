@@ -46,6 +46,7 @@ def open_parent(root: Path, name: str) -> Iterator[tuple[int, str]]:
 
     Raises:
         ReaderError: `root` or a folder between `root` and the last part is a link; or `name` is no path below `root`.
+        OSError: a folder is absent, or cannot be opened.
     """
     *folders, last = checked_name(name).split("/")
     path, opened = root, [_open(root, str(root), _FOLDER, None)]
@@ -84,6 +85,7 @@ def open_file(root: Path, name: str) -> BinaryIO:
 
     Raises:
         ReaderError: the path is not a regular file, or a part of the path is a link.
+        OSError: the file is absent, or cannot be opened.
     """
     with open_parent(root, name) as (folder, last):
         # Without O_NONBLOCK, the open of a named pipe would wait for a writer.

@@ -44,7 +44,8 @@ def module_names(folder: Path) -> dict[str, str]:
 def check_module_names(folder: Path) -> None:
     """Raise `SettingsError` if a module in a program's folder has the same name as a module of Python or the launcher.
 
-    Python would import one of the two modules where the other one is meant.
+    The names of other installed packages that this process has imported are rejected, too. Python would import one of
+    the two modules where the other one is meant.
     """
     names, ours = module_names(folder), folder.resolve()
     files = {name: Path(getattr(sys.modules.get(name), "__file__", None) or "/").resolve() for name in names}

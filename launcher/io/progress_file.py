@@ -12,11 +12,14 @@ from launcher.io import files
 from launcher.schema import to_json
 
 WRITE_SECONDS = 0.5
-"""Shortest time between two writes of progress.json, unless the state changes."""
+"""Shortest time in seconds between two calls of `ProgressFile.set` that write progress.json without a change of `state`
+or `saved`."""
 
 
 class ProgressFile:
-    """Writes `<work dir>/progress.json` at most twice a second, and at once when the state changes.
+    """Writes the progress.json of a process at most twice a second, and at once after an important change.
+
+    Important changes are a new `state`, a new checkpoint (`saved`), and an event (`mark`).
 
     The file is replaced atomically but not synced: training must not wait for a disk, and the file is of no
     use after its pod is gone.

@@ -1,6 +1,7 @@
 """Ask rank 0's launcher whether to save a checkpoint now, because a user or the launcher has requested a checkpoint.
 
-Every trainer asks; launcher/supervisor/peers/peer_server.py gives all of them the same answer.
+With runtime fleet every trainer asks, and launcher/supervisor/peers/peer_server.py gives all of them the same answer.
+Of a user's script only process 0 asks.
 """
 
 from __future__ import annotations

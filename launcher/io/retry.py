@@ -45,7 +45,8 @@ class Retry:
     base: float = 0.5
     """Seconds to wait before the second attempt. The wait doubles before each later attempt."""
     cap: float = 30.0
-    """Longest wait between two attempts, in seconds."""
+    """Longest backoff between two attempts, in seconds. If the server asks for a longer wait, the wait is at most twice
+    as long as `cap`."""
     sleep: Callable[[float], None] = time.sleep
     jitter: Callable[[], float] = field(default=random.random)
     """Returns a number from 0 to 1, by which the wait varies from half of the backoff to all of it."""

@@ -50,7 +50,10 @@ class S3Object:
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Return (bucket, key or prefix) of an s3:// address. A key may contain any character, also ? and #."""
+    """Return (bucket, key or prefix) of an s3:// address.
+
+    A key may contain any character, also ? and #. Slashes at the start of the key are removed.
+    """
     bucket, _, key = url.removeprefix(SCHEME).partition("/")
     return bucket, key.lstrip("/")
 

@@ -54,12 +54,13 @@ class _Counted(io.RawIOBase):
 def select(root: Path, patterns: Sequence[str], optional: bool = False) -> list[tuple[str, Path]]:
     """Return (name relative to `root`, path) of all regular files that match the patterns, sorted by name.
 
-    Patterns are paths of files or folders, or globs, relative to `root`. Below a folder that matches, links and files
-    whose name starts with a dot (unfinished files) are skipped.
+    Patterns are paths of files or folders, or globs, relative to `root`. Below a folder that matches, this function
+    skips links, and also files and folders whose name starts with a dot (unfinished ones). A glob matches no path with
+    such a name.
 
     Raises:
-        ReaderError: a pattern matches a link, or a path through a link; or a pattern matches no file and `optional` is
-            False.
+        ReaderError: a pattern is no path below `root`; a pattern matches a link, or a path through a link; or a pattern
+            matches no file and `optional` is False.
     """
     found: dict[str, Path] = {}
     for pattern in patterns:
@@ -152,8 +153,8 @@ def read_tar(source: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
     only after this iterator has ended without an error.
 
     Raises:
-        ReaderError: the archive contains something other than regular files, is incomplete, or a checksum
-            differs.
+        ReaderError: the archive contains something other than regular files, or a name that leads out of its folder;
+            it is incomplete; or a checksum differs.
     """
     sums: dict[str, str] = {}
     received: dict[str, str] | None = None

@@ -2,7 +2,7 @@
 
 `json_conversion` converts dataclasses (`to_json`, `from_json`, `read_fields`).
 A field with a default, or a field of a TypedDict with `total=False`, may be missing in a file: older launchers did not
-write it, or the run has no value for it yet.
+write it, or the run has no value for it yet. A field with the metadata REQUIRED may not be missing.
 """
 
 from __future__ import annotations
