@@ -33,13 +33,17 @@ class ExportedModels:
     Every method can raise the errors below.
 
     Raises:
-        SettingsError: there is no complete export at the URL.
+        SettingsError: there is no complete export at the URL, or S3 rejected a request.
         DataError: the export is damaged.
         GangError: S3 cannot be reached.
+        UnfitError: this pod has no credentials for S3.
     """
 
     def __init__(self, url: str, asked_by: str) -> None:
-        """Create the client without sending a request. `asked_by` is the setting that contains `url`, for messages."""
+        """Create the client without sending a request to S3.
+
+        `asked_by` is the setting that contains `url`, for messages.
+        """
         self._url, self._asked_by = url, asked_by
         retry = Retry(TRIES, BASE_SECONDS, doing="read", error=GangError, fix="check that S3 can be reached.")
         with self._rejections():
@@ -84,6 +88,9 @@ class ExportedModels:
         The download goes to a temporary folder, which is renamed when size and sha256 of all files are verified. Before
         the download, the function `require` is called with the model's size in bytes. It must raise an error if there
         is not enough space.
+
+        Raises:
+            StorageError, StorageFailedError: the disk cannot be written. For other errors see the class.
         """
         model = into / "model"
         temporary = model.with_name(".model.tmp")
@@ -155,7 +162,8 @@ def download_model(url: str, into: Path, asked_by: str) -> Path:
     """Download the model of one run, or the newest model of a job, to the folder `into`/model; return its path.
 
     `url` is the folder of the run's export or of the job. `asked_by` is the setting that contains `url`, for messages.
-    The errors are those of `ExportedModels`, and `StorageError` if the folder has too little free space.
+    The errors are those of `ExportedModels`, and `StorageError` or `StorageFailedError` if the folder has too little
+    free space or cannot be written.
     """
     exports = ExportedModels(url, asked_by)
     require = functools.partial(files.require_space, into, what="the model", fix=_ENLARGE)

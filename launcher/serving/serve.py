@@ -60,10 +60,13 @@ _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Serve until SIGTERM or SIGINT, and return the exit code.
+    """Serve until SIGTERM or SIGINT, and return exit code 0. With --follow, also end when a newer model is copied.
+
+    `serve` in paddle_served/__main__.py describes what the signals do.
 
     Raises:
         LauncherError: the model cannot be downloaded or served.
+        SystemExit: an option is wrong (exit code 2), or the server cannot listen on the address (exit code 3).
     """
     command = build_parser("python -m launcher serve")
     command.add_argument(
@@ -134,10 +137,12 @@ class FoundModel:
     address: str
     """Address of the model, for messages."""
     copy: Callable[[Path, Callable[[int], None]], Path]
-    """Function `copy(into, require)`: copy the model to the folder `into`, verify it, and return the copy's folder.
+    """Function `copy(into, require)`: copy the model to the folder `into`/model, and return the path of this folder.
 
     Before it copies, it calls `require` with the model's size in bytes; `require` raises an error if there is no space.
-    Raises DataError or ModelError if the model is damaged. Another LauncherError may be temporary.
+    For a model in a bucket, it verifies the sha256 of all files, and raises DataError if the model is damaged. For a
+    model in a folder, it only checks that the model was not replaced meanwhile. Another LauncherError than DataError
+    may be temporary.
     """
 
 
@@ -185,7 +190,9 @@ class ModelFollower:
 
     The copies are next to each other on the pod's own disk. The server continues while there is no newer model. It also
     continues if the newer model is damaged, does not fit on the disk or into memory, or does not answer the same
-    requests as the served model. A rejected model is reported once and not tried again.
+    requests as the served model. A model that is damaged, does not fit into memory or does not answer the same requests
+    is rejected: it is reported once and not tried again. After any other error, such as a full disk, each search tries
+    the model again.
     """
 
     def __init__(self, address: str, work: Path, seconds: float, size_limit: int | None) -> None:
@@ -286,7 +293,8 @@ class ModelFollower:
 
         An error with the same text as the last one is counted, but not logged again.
 
-        `rejected` is the model that the server cannot use; None if the search or the copy failed.
+        `rejected` is the model that the server cannot use, for example because the export is damaged. It is None if the
+        search failed, or if the copy failed with an error that may be temporary.
         """
         what = "looking for a newer model failed"
         if rejected is not None:

@@ -37,8 +37,9 @@ BASE = -1.6
 EMPTY = 0.05  # share of empty counts, and of empty categories with more than FEW values
 FEW = 1000
 CHUNK = 100_000
-# Numbers of independent random draws: WEIGHT and SIGN are draws for a value, the others for a row. Where each column
-# has a draw, the column is added to the number: draw VALUE + column chooses a row's value of this column.
+# Numbers of independent random draws: WEIGHT and SIGN are draws for a value, the others for a row. VALUE, NO_VALUE and
+# NO_COUNT have a draw for each column, and the column is added to the number: draw VALUE + column chooses a row's value
+# of this column. COUNT has two draws for each column, so twice the column is added.
 VALUE, NO_VALUE, COUNT, NO_COUNT, CLICK = 0, 100, 200, 300, 400
 WEIGHT, SIGN = 500, 600
 

@@ -56,13 +56,18 @@ def serve(
     workers: int,
     starting: Callable[[ModelServer, uvicorn.Server], object] = lambda *_: None,
 ) -> None:
-    """Serve a model over HTTP until SIGTERM or SIGINT.
+    """Serve a model over HTTP until SIGTERM or SIGINT, or until a thread of `starting` stops the server.
 
     `workers` is the number of concurrent predictions. The function `starting` is called with the application and its
     uvicorn server before the server accepts requests. It may start a thread that stops the server.
 
+    After a signal, uvicorn stops the server, and then sends the same signal to the process again. So after SIGINT this
+    function raises `KeyboardInterrupt`. SIGTERM kills the process. Only process 1 of a container ignores the second
+    SIGTERM, so there the function returns.
+
     Raises:
         ModelError: the model cannot be read, or the packages of the HTTP server are not installed.
+        SystemExit: the server cannot listen on the address. The exit code is 3.
     """
     began = time.monotonic()
     read_description(model)  # finds a wrong folder before Paddle is imported
@@ -95,7 +100,10 @@ def serve(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code: 1 if the model cannot be served, else 0."""
+    """Run the command line, and return the exit code: 1 if the model cannot be served, else 0.
+
+    `serve` describes what SIGTERM and SIGINT do, and when it raises `SystemExit`.
+    """
     given = build_parser("python -m paddle_served").parse_args(arguments)
     try:
         serve(Path(given.model), given.host, given.port, given.workers)

@@ -64,7 +64,8 @@ class PredictionResult:
     predictions: NDArray[np.float32]
     """float32, shape [rows, …]: for each row the prediction that the program's network() returns."""
     words: list[str] | None
-    """What the program's describe(prediction) returns for each row; None if the program has no describe()."""
+    """What the program's describe(prediction) returns for each row. None if the program has no describe(), and always
+    None in a result of `Model.predict_arrays`."""
     ids: dict[str, int]
     """Table → number of ids that were looked up; padding counts too."""
     unknown: dict[str, int]
@@ -80,10 +81,13 @@ def table_folder(folder: Path, name: str) -> Path:
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """Read a model's `model.json`, check that the model's files have the right sizes, and return the content.
+    """Read a model's `model.json`, check the sizes of the files that it lists, and return the content.
+
+    It does not list the files of the embedding tables, so these files are not checked; `MappedTable` checks them.
 
     Raises:
-        ModelError: there is no model, it has another version, or a file is missing, damaged or incomplete.
+        ModelError: there is no model, it has another version, `model.json` is damaged, or a listed file is missing or
+            has another size.
     """
     path = folder / "model.json"
     try:
@@ -157,7 +161,8 @@ class MappedTable:
         """Map the files of the table in `folder` into memory.
 
         Raises:
-            ModelError: a file is missing, or does not have `rows` rows, or its vectors do not have `width` numbers.
+            ModelError: a file is missing or cannot be read, or does not have `rows` rows, or its vectors do not have
+                `width` numbers.
         """
         self.rows, self.width = rows, width
         self.ids = _mapped(folder / IDS, (rows,), np.dtype(np.uint64))
@@ -235,7 +240,13 @@ class IdColumn:
         self._flat, self._counts = array("Q"), array("L")
 
     def add(self, value: Any) -> None:
-        """Add the id or ids of the next row. Raise `ValueError` or `TypeError` if an id is invalid."""
+        """Add the id or ids of the next row.
+
+        Raises:
+            ValueError: an id is not from 0 to 2**64-1, or there are more ids than `length`. With `cut`, further ids are
+                dropped instead.
+            TypeError: an id is no whole number.
+        """
         flat = self._flat
         before = len(flat)
         try:
@@ -288,6 +299,7 @@ class NumberColumn:
         Raises:
             ValueError: there are more or fewer numbers than the column has in a row.
             TypeError: a value is no number.
+            OverflowError: a whole number is too large for a float.
         """
         flat = self._flat
         before = len(flat)
@@ -330,7 +342,11 @@ class ModelProgram:
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
-        """Import the program. Raise `ModelError` if the program is missing, or if it failed."""
+        """Import the program, and call its prepare() and inputs().
+
+        Raises:
+            ModelError: the program or `interface.py` is missing, or the import or one of these functions failed.
+        """
         self.path = folder / "program" / about["config"]
         self.columns: list[str] = about["columns"]
         self.features: list[str] = about["features"]
@@ -540,8 +556,8 @@ class Model:
     def __init__(self, path: str | Path, threads: int = 1) -> None:
         """Open the model in a folder. Raise `ModelError` if the model cannot be used.
 
-        The embedding tables are memory-mapped and not read. `threads` is the number of threads that one prediction may
-        use.
+        The embedding tables are memory-mapped; they are read into memory only if the file system cannot map files.
+        `threads` is the number of threads that one prediction may use.
         """
         folder = Path(path)
         self.about = read_description(folder)
@@ -580,7 +596,8 @@ class Model:
                 missing.
 
         Raises:
-            RowError: a row is invalid.
+            RowError: a row is invalid, or there are no rows.
+            ModelError: parse() or describe() of the model's program failed.
         """
         return self.answer(rows).predictions
 
@@ -598,7 +615,8 @@ class Model:
         """Predict a row of zeros, and also `row` unless it is None. Return the shape of the prediction of one row.
 
         Raises:
-            ModelError: a prediction failed, or the prediction of `row` is not finite.
+            ModelError: the model's program failed for `row` or rejected it, or the prediction of `row` is not finite.
+                Errors of Paddle are raised unchanged.
         """
         zeros = self.predict_arrays(self.program.zeros())
         if row is not None:
@@ -620,7 +638,8 @@ class Model:
     def predict_arrays(self, arrays: Arrays) -> PredictionResult:
         """Return the predictions for rows that are parsed already.
 
-        `arrays` has an array [rows, …] for each input of the network. The label is not needed.
+        `arrays` has an array [rows, …] for each input that the program's inputs() returns. The label is not needed.
+        There must be at least one row.
         """
         count = len(arrays[self.program.features[0]])
         found: list[NDArray[np.float32]] = []

@@ -26,7 +26,9 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def prefer_avx2() -> None:
-    """Set MKL_DEBUG_CPU_TYPE for AVX2, if the processor has AVX2. Call this before the first matrix product.
+    """Set MKL_DEBUG_CPU_TYPE for AVX2, if the processor is not from Intel and has AVX2 and FMA.
+
+    Call this before the first matrix product.
 
     The MKL in PaddlePaddle 2.6.2 (2019.0.5) uses SSE on processors that are not from Intel: 8,550 samples per second of
     a 400-400-400 network instead of 19,550 (AMD EPYC, one thread). The variable makes MKL use AVX2 there. A value that
@@ -62,7 +64,14 @@ class _StandIn(ModuleType):
 
 
 def import_inference() -> Any:
-    """Import and return the module `paddle.base.core`."""
+    """Import and return the module `paddle.base.core`.
+
+    The rest of Paddle is not imported. Before the import, this function calls `prefer_avx2`, and sets the environment
+    variable OMP_NUM_THREADS to 1 if it is not set and Paddle is not imported already.
+
+    Raises:
+        ModuleNotFoundError: Paddle is not installed.
+    """
     prefer_avx2()
     if NAME in sys.modules:
         return importlib.import_module(f"{BASE}.core")
