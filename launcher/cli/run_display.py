@@ -39,7 +39,7 @@ JOB_COLUMNS = ("Job", "name", "state", "pods")
 RANK_COLUMNS = (">rank", "pod", "node", "phase", ">pass", ">batch", ">samples/s", ">s/step", ">loss")
 """Headings of the tables of Jobs and ranks; a heading that begins with `>` belongs to a right-aligned column."""
 COMPARED_CHARACTERS = 160
-"""Two remarks say the same if their first characters, up to this number, are equal."""
+"""Two remarks say the same if one of them contains the first characters of the other, up to this number."""
 _PAUSED = {
     "stopped": "the run's pods to be created again; the run then resumes from its newest checkpoint",
     "suspended": "`resume`: the Job is suspended and will continue from its newest checkpoint",
@@ -343,10 +343,11 @@ def poll_until_over(
         options: the options that select the run in suggested commands.
 
     Raises:
-        RunFailedError: the run failed, or its release was removed; the message has the cause.
+        RunFailedError: the run failed or does not exist, or its release was removed; the message has the cause.
         WaitTimeoutError: `timeout` expired; the message says what the run waits for.
-        CliError: the release does not exist, or the cluster is unreachable for UNREACHABLE_SECONDS.
-        DataError: a file is damaged, so that the state of the run is unknown.
+        CliError: the release does not exist, or the cluster is unreachable at the first poll, or later for
+            UNREACHABLE_SECONDS.
+        DataError: a file of the run is damaged.
     """
     deadline = time.monotonic() + timeout
     run_id: str | None = None

@@ -35,7 +35,10 @@ class RunProgress(StatusFile):
 
     @property
     def resumes_from(self) -> Position | None:
-        """The checkpoint from which the next attempt resumes; None if that is not decided yet."""
+        """The checkpoint from which the attempt that starts now resumes.
+
+        None: no attempt starts now, the checkpoint is not decided yet, or the attempt starts from scratch.
+        """
         restarted = bool(self.restarts) and self.restarts[-1].attempt == self.attempt - 1
         known = self.state == "starting" or (self.state == "rendezvous" and restarted)
         return self.resume if known else None
@@ -71,6 +74,9 @@ class JobView:
     `state` is missing (the Job does not exist, although it is part of the release), suspended, waiting, running,
     complete, failed, or none (the release has no data Job, because data.enabled is false). If `name` is TRAINING_PODS,
     `state` describes the data that the training pods prepare, and the numbers count the init containers of these pods.
+
+    In the view of a folder, `state` comes from the job's files: missing (the data is not complete), complete, failed,
+    or unknown (a file is damaged).
     """
 
     name: str
@@ -98,7 +104,8 @@ class RankView(RankStatus):
 class RunView:
     """Everything that `status` shows of a run.
 
-    `state` is missing, preparing, pending, finishing, suspended, a state of status.json, complete or failed.
+    `state` is missing, preparing, pending, finishing, suspended, a state of status.json, complete or failed. In the
+    view of a folder, it may also be unknown.
     """
 
     where: str
@@ -144,7 +151,10 @@ class RunView:
 
 
 def rank_of(pod: Object) -> int | None:
-    """Return the completion index of a training pod; None for another pod."""
+    """Return the completion index of a pod, which is the rank of a training pod; None for a pod without an index.
+
+    The pods of the data Job have an index, too.
+    """
     meta = pod.get("metadata", {})
     value = (meta.get("labels") or {}).get(INDEX) or (meta.get("annotations") or {}).get(INDEX)
     return int(value) if value is not None and str(value).isdigit() else None
@@ -293,7 +303,7 @@ class ClusterSnapshot:
     pods: Sequence[Object]
     events: Mapping[str, Sequence[Object]] = field(default_factory=dict)
     claim: str = ""
-    """Why the claim cannot be mounted; empty if it can be."""
+    """Why the claim cannot be mounted; empty if it can be, or if no pod is pending."""
     files: JobFiles = field(default_factory=lambda: JobFiles(was_read=False))
     log: Sequence[str] = ()
     log_of: str = ""
@@ -480,7 +490,7 @@ def _note_surplus_passes(files: JobFiles, requested: int) -> str:
 
 
 def _note_script(files: JobFiles) -> str:
-    """Return a note if a user's script reported no step, or most likely trained alone; else empty."""
+    """Return the warning in status.json, or else a note if a user's script reported no step; else empty."""
     runtime = files.run.fingerprint.get("runtime") if files.run else ""
     status = files.status
     if status is None:
@@ -497,7 +507,11 @@ def _note_script(files: JobFiles) -> str:
 
 
 def _note_lost_data(seen: ClusterSnapshot, data: JobView, state: str) -> str:
-    """Return a note if the data Job is complete, but the storage does not contain its data; else empty."""
+    """Return a note if the data Job is complete, but the manifest in the job's folder is not that of its data.
+
+    Then the storage does not contain the data, or another release with the same jobName has replaced the links to it.
+    Return an empty text if all is well, if the manifest could not be read, or if it is absent after the run is over.
+    """
     run, manifest = seen.run, seen.files.manifest
     was_read = seen.files.was_read and MANIFEST not in seen.files.damage
     is_intact = manifest and manifest.data_digest == run.data_digest

@@ -25,7 +25,7 @@ Pruner = Literal["none", "median", "asha", "hyperband"]
 _WHOLE = re.compile(r"[+-]?\d+")
 _EXAMPLES = "write for example learning_rate=log:1e-4..1e-1, layers=1..4 or width=8,16,32"
 MAX_CHOICES = 1000
-"""Largest number of values that one key can have in a grid."""
+"""Largest number of whole numbers that a range can have in a grid. A list of choices may have more values."""
 
 
 @dataclass(frozen=True)
@@ -160,10 +160,10 @@ def grid_points(axes: Sequence[Axis]) -> list[dict[str, Any]]:
 
 
 def check_options(axes: Iterable[Axis], program: Path) -> None:
-    """Raise UsageError for a key that is neither a value of the chart nor an option of the program's OPTIONS.
+    """Raise UsageError for a key that is neither a value of the chart nor an option of the program.
 
-    OPTIONS is read without running the program, as Paddle may not be installed here. If it is not written as a
-    dict of constants, nothing is checked.
+    The options of a program are the keys of its OPTIONS, and SEED. OPTIONS is read without running the program, as
+    Paddle may not be installed here. If it is not written as a dict whose keys are constants, nothing is checked.
     """
     for node in ast.parse(program.read_bytes()).body:
         if isinstance(node, ast.Assign) and any(getattr(one, "id", "") == "OPTIONS" for one in node.targets):

@@ -5,7 +5,7 @@ a pod behave alike.
 
 The pod is one of the run's pods, or a reader pod: a short-lived pod with the run's image that mounts the storage. So
 the storage can be read after all pods of the run are gone. A reader pod runs under restricted Pod Security, has no
-service account token and has a deadline; the command that creates it always deletes it.
+service account token and has a deadline; the command that creates it deletes it, unless the command is killed.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ class Storage:
     ) -> Iterator[io.BufferedReader[CommandOutput]]:
         """Run a subcommand of `launcher reader` on the job's folder; yield its stdout, which the block reads.
 
-        The command fails after `idle_seconds` without a byte from a pod. If the command fails, this method raises
+        The command fails after `idle_seconds` without a byte from or to a pod. If the command fails, this method raises
         CliError with the command's stderr. If the block has raised an error, too, such as an incomplete archive, the
-        CliError replaces this error, because the failed command is its likely cause.
+        CliError replaces this error, because the failed command is its likely cause. A CliError or OSError of the block
+        is not replaced.
         """
         argv = [command, "--root", str(self.job), *arguments]
         with contextlib.closing(self.start(argv, stdin, idle_seconds)) as output:
@@ -293,6 +294,9 @@ def open_reader_pod(
     The pod is deleted however the block ends. A signal raises an exception in the block (main.py), so the pod is
     deleted after a signal, too. `seconds` is the pod's deadline.
 
+    Before it creates the pod, this function deletes the release's reader pods that have exited: killed commands have
+    left them.
+
     Raises:
         UnschedulableError: no node can run the pod.
         CliError: the claim does not exist, or the pod does not start for another reason.
@@ -332,7 +336,10 @@ def _delete(cluster: Cluster, name: str) -> None:
 
 
 def claim_problem(cluster: Cluster, run: ReleaseRun) -> str:
-    """Return why the run's claim cannot be mounted; empty if it can be mounted, or if the user may not read claims."""
+    """Return why the run's claim cannot be mounted; empty if it can be mounted, or if the claim cannot be read.
+
+    For example, the user may not have the right to read claims.
+    """
     try:
         claim = cluster.find("persistent_volume_claim", run.claim)
     except CliError:

@@ -146,8 +146,10 @@ class SweepStudy:
     def open(self, about: Mapping[str, Any]) -> None:
         """Open the study that is stored in the journal.
 
-        `about` is the program, data and options of the sweep, as in `create`. Raises UsageError if `about` differs from
-        what the journal has, or if the journal has no sweep of this name.
+        `about` is the program, data and options of the sweep, as in `create`. If a killed command has not chosen all
+        settings of a trial, the trial gets the result `failed`.
+
+        Raises UsageError if `about` differs from what the journal has, or if the journal has no sweep of this name.
         """
         storage = JournalStorage(JournalFileBackend(str(self.journal)))
         try:
@@ -187,7 +189,7 @@ class SweepStudy:
         return self._describe(self._trial(self._study.ask(self._space).number))
 
     def trials(self) -> list[StudyTrial]:
-        """Return all trials that `ask` has ever returned, sorted by number."""
+        """Return all trials that `ask` has returned or `open` has marked as failed, sorted by number."""
         states = [*_RESULTS.values(), TrialState.RUNNING]
         return [self._describe(trial) for trial in self._study.get_trials(deepcopy=False, states=states)]
 
@@ -217,7 +219,8 @@ class SweepStudy:
         Args:
             number: the trial's number.
             result: `complete`, `pruned` or `failed`.
-            value: the score; None for the score that was reported last, and for a failed trial.
+            value: the score of a complete trial. None for a failed trial, and for a pruned trial: its score is the one
+                that was reported last.
             cause: why the trial failed; else empty.
         """
         trial = self._trial(number)
@@ -235,7 +238,8 @@ class SweepStudy:
     def write_report(self, file: Path, rows: Sequence[Sequence[str]]) -> None:
         """Write an HTML page that needs no other file: the table `rows`, whose first row has the titles, and plots.
 
-        The plots are Optuna's own. A plot that needs more trials than the study has is left out.
+        The plots are Optuna's own. A plot that needs more trials than the study has is left out. If Optuna cannot draw
+        a plot for another reason, the page has the reason instead.
         """
         from optuna import importance, visualization
 

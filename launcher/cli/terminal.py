@@ -1,7 +1,8 @@
 """Output on the terminal: messages, suggested commands, questions, tables of passes, curves of one line, and JSON.
 
 Texts may come from the storage or the cluster, where others write. So everything is printed with its control
-characters escaped (`escape_controls`): a name or a log line must not move the cursor, hide text or set the title.
+characters escaped (`escape_controls`): a name or a log line must not move the cursor, hide text or set the title. Only
+`print_blocks` writes logs unchanged if stdout is a file or pipe.
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 
 LARGE_BYTES = 100_000_000
-"""A larger folder is sent only after a question."""
+"""`run` and `sweep` send a larger folder of a program only after a question, or with `--yes`. `push` does not ask."""
 LARGE_PACKAGES = 1_000_000_000
-"""A larger folder of packages is sent only after a question."""
+"""A larger folder of packages is sent only after a question, or with `--yes`."""
 IGNORED_SHOWN = 10
 """Largest number of ignored files and folders in a message."""
 
@@ -85,7 +85,7 @@ class Upload:
     def confirm_size(self, what: str, limit: int, yes: bool, fix: str) -> None:
         """Ask the user whether to send the upload if it is larger than `limit` bytes; with `yes`, do not ask.
 
-        `what` describes the upload. Raises UsageError with `fix` if the user answers no.
+        `what` describes the upload. Raises UsageError with `fix` if the user answers no, or stdin is not a terminal.
         """
         if self.size <= limit or yes:
             return
@@ -99,7 +99,8 @@ def make_storage_name(name: str, kind: str) -> str:
 
     Every group of invalid characters in `name` becomes a hyphen. If only the ending remains, the rest becomes
     `<kind>-<6 hex digits>`; the digits are a hash of `name`, so that the results for two names differ. A number, and
-    each of RESERVED_FOLDERS, gets `<kind>-` in front, because the launcher uses these names itself.
+    each of RESERVED_FOLDERS, gets `<kind>-` in front, because the launcher uses these names itself. The result has at
+    most 63 characters.
 
     Args:
         name: the name of the folder or file on this machine.
@@ -119,7 +120,9 @@ def plan_program(folder: Path, check: bool = True, chosen_file: str = "") -> Upl
     `chosen_file` is the main file or module; empty: the one that `program_files.choose_file` finds. With `check`, a
     program must define what the trainer of runtime fleet needs.
 
-    Raises UsageError if a link cannot be sent, there is no single main file, or the program is incomplete.
+    Raises:
+        UsageError: a link cannot be sent, there is no single main file, or the program is incomplete.
+        SettingsError: with `check`: a module of the program has the name of a module of Python or the launcher.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", "give a program's folder, or a data file with --source")
