@@ -240,8 +240,7 @@ class ProcessWatchdog:
 
 
 def run_rank(settings: TrainSettings) -> int:
-    """Run this pod's rank of the training and return its exit code; an error decides the exit code and is not
-    raised."""
+    """Run this pod's rank of the training and return its exit code. No `LauncherError` is raised."""
     return Agent(settings, runtimes.load_runtime(settings.runtime), PodNetwork(), Timings()).run()
 
 

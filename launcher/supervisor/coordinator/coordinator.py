@@ -74,9 +74,11 @@ TRAINED_ALONE = (
 
 
 class Coordinator(OrderSource):
-    """Decides what all ranks do, and sends them orders; only rank 0 has a coordinator.
+    """Decides what all ranks do, and sends them orders; only the pod that holds the output lease has a coordinator.
 
-    The agent's main thread calls the coordinator's methods. HTTP threads use only its `membership`.
+    This pod is rank 0, or any rank in an elastic run. The agent's main thread calls the coordinator's methods, with
+    three exceptions. HTTP threads use `membership`, `trainer_store` and `build_status`. The watchdog's thread calls
+    `reject_states`. The thread of the output lease orders all ranks to stop when the lease is lost.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class Coordinator(OrderSource):
         Args:
             address: IP address of this pod, which other ranks read in run.lock.
             pause: waits for a number of seconds, as time.sleep does; raises an error if the agent must exit.
-            wake: called when a rank has reported, so that the agent calls `update` at once.
+            wake: called when a rank has reported a new phase or failure, so that the agent calls `update` at once.
             offers: how often this pod has offered the lease of an elastic run while it waits for ranks, without any pod
                 taking it.
         """
@@ -187,9 +189,11 @@ class Coordinator(OrderSource):
     def start_run(self, fingerprint: dict[str, Any]) -> None:
         """Resume or create output/, write the first run.json, and plan the first attempt.
 
-        This also starts the thread that writes status.json, reserves the run's folder in the bucket of
-        training.exportTo, finds the model if training.initModelPath is `previous`, and notifies users that the run has
-        started. If training is complete already, no attempt is planned.
+        This also starts the threads that write status.json and send metrics to the trackers. Unless training is
+        complete already, this then reserves the run's folder in the bucket of training.exportTo, finds the model if
+        training.initModelPath is `previous`, and notifies users that the run has started. Users are not notified if
+        this pod coordinates the run again because no other pod took the lease. If training is complete already, no
+        attempt is planned.
 
         Raises:
             LauncherError: output/ or the folder in the bucket cannot be used; or training.initModelPath is `previous`,
@@ -264,9 +268,12 @@ class Coordinator(OrderSource):
     def update(self, read_state: Callable[[], MemberState], now: float) -> None:
         """Record the state of the coordinator's own rank, and decide on the next plan, the order for all ranks.
 
-        A new plan is logged, and it is written to run.json before any rank receives it. At the end of the run this
-        method also writes the report and exports the model, which may take long. If the lease is lost, the plan does
-        not change.
+        Most changes of the plan are logged. If a field of `PlanRecord` has changed or the run ends, run.json is written
+        before any rank receives the new plan. At the end of the run this method also writes the report and exports the
+        model, which may take long. Before `start_run`, and if the lease is lost, the plan does not change.
+
+        Raises:
+            LauncherError: run.json cannot be written, this pod cannot access the storage, or this launcher must exit.
         """
         self.membership.record_state(read_state(), now)
         if self.run_files is None or self.lock.is_lost:
@@ -351,11 +358,12 @@ class Coordinator(OrderSource):
         """Write the report, export the model, and write the outcome to run.json before any rank or user receives it.
 
         Report and export are made only for a complete run, whose plan has no cause. A failure of the report is only
-        logged. If the export fails, return `plan` with this error as its cause. Otherwise return `plan` itself.
+        logged. If there is another error before the end of the export, return `plan` with this error as its cause.
+        Otherwise return `plan` itself.
 
         Raises:
-            StoppedError: this launcher must exit.
-            OSError: a file cannot be written.
+            StoppedError: this launcher must exit because of a signal.
+            LeaseLostError, StorageError, StorageFailedError, OSError: the outcome cannot be written to run.json.
         """
         if plan.cause is None:
             try:
@@ -384,7 +392,8 @@ class Coordinator(OrderSource):
         that most likely each of them trained alone.
 
         Raises:
-            LauncherError: the export failed, or this launcher must exit. A failure of the report is only logged.
+            LauncherError: run.json cannot be written, the export failed, or this launcher must exit. A failure of the
+                report is only logged.
         """
         world = len(self.plan.ranks) * self._settings.processes_per_pod
         is_world = self._runtime.is_user_script and world > 1 and not self._is_complete
@@ -492,8 +501,12 @@ class Coordinator(OrderSource):
     ) -> None:
         """Wait, for a limited time, until all ranks have the last order and have stopped; then release the lease.
 
+        Before the release, write the error to run.json, write the report of a failed run, and send the final state of
+        the run to the trackers. If the error does not end the run, run.json gets the state `stopped`, but only if all
+        ranks have stopped. After the loss of the lease, run.json and the report are not written.
+
         Args:
-            error: why rank 0 exits, which is written to run.json; None: run.json already has the outcome of the run.
+            error: why rank 0 exits; None: run.json already has the outcome of the run.
             clock: returns the monotonic time. It is called about 20 times a second, and so shows the watchdog that this
                 thread is not stuck.
             seconds: for how many seconds users' scripts on other ranks may still take to stop.

@@ -1,4 +1,6 @@
-"""Decisions of the coordinator as pure functions; nothing here waits, sends, writes or starts anything.
+"""Decisions of the coordinator as functions that send, write and start nothing.
+
+The functions read checkpoints and ask DNS, for which they may wait, only through the functions in `GangLimits`.
 
 The actions of the plan of an attempt, and when `decide_next_plan` changes one to the next:
 
@@ -112,7 +114,7 @@ def plan_first_attempt(
 
 
 def decide_next_plan(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> Plan:
-    """Return the coordinator's next plan; it is `plan` itself while nothing changes.
+    """Return the coordinator's next plan; it is equal to `plan` while nothing changes.
 
     `members` are all ranks in rank order, `now` is the monotonic time in seconds. `limits.find_checkpoint` is called
     only when the next plan needs it. If it raises a `LauncherError` other than UnfitError, the next plan ends the run.
@@ -137,9 +139,10 @@ def decide_next_plan(plan: Plan, members: Sequence[Member], now: float, limits: 
 def _plan_while_running(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> Plan:
     """Return the plan that follows a plan with the action `serve`, `train` or `finish`.
 
-    After any failure, the next action is `stop`. Without a failure, it is the next action of _STEPS, once every rank
-    has reached the phase that _STEPS requires. With the action `train`, the next plan may also request a checkpoint or
-    stop the attempt, because a pod must exit or because ranks wait to be taken in.
+    After any failure, the next action is `stop`. If another failure may have caused this failure and a rank still
+    trains, the plan first stays the same for up to _CAUSE_SECONDS. Without a failure, it is the next action of _STEPS,
+    once every rank has reached the phase that _STEPS requires. With the action `train`, the next plan may also request
+    a checkpoint or stop the attempt, because a pod must exit or because ranks wait to be taken in.
     """
     gang = [members[rank] for rank in plan.ranks]
     failure = _first_failure(plan, gang, now, limits)
@@ -290,8 +293,9 @@ def _plan_after_waiting(plan: Plan, members: Sequence[Member], now: float, limit
     stopped (EXIT_STOPPED), for example because a pod must exit, the run waits only for the ranks that do not exit, and
     for at most `GangLimits.silence` seconds.
 
-    The next action is `end` if a rank failed before it joined, if too many ranks were missing for too long, or if the
-    fingerprints of the ranks differ.
+    The next action is `end` if a rank exits with an error that ends the run (RUN_ENDS), if too many ranks were missing
+    for too long, or if the fingerprints of the ranks differ. If the coordinator of an elastic run may be cut off, the
+    action stays `wait`, and the plan offers the output lease (`_may_be_cut_off`).
     """
     failures = [m.state.failure for m in members if m.phase in (Phase.STAGING, Phase.LEAVING)]
     final = [failure for failure in failures if failure is not None and failure.code in RUN_ENDS]
@@ -512,7 +516,7 @@ def _describe_last_failure(
         plan: the plan of the attempt that failed.
         cause: the failure of this attempt.
         limits: the limits of the gang.
-        counted: the number of failures since the newest checkpoint, including `cause`.
+        counted: the number of failures since the newest checkpoint, including `cause` unless it is a stop.
         newest: the position of the newest checkpoint; None if there is no checkpoint.
     """
     role = "pserver" if cause.process.startswith("pserver") else "trainer"

@@ -37,8 +37,8 @@ class Member:
     progressed: float = 0.0
     """When the trainer's position or state last changed."""
     saved: float = 0.0
-    """When the rank first reported its trainer's newest checkpoint; without a checkpoint, when this pod first reported
-    its state."""
+    """When the rank first reported its trainer's newest checkpoint in this attempt; without a checkpoint, when the rank
+    first reported this attempt."""
     replaced: frozenset[str] = frozenset()
     """Incarnations (random identifiers) of earlier pods of this rank; their states are always rejected."""
     ghost_until: float = 0.0
@@ -157,8 +157,8 @@ def runs_no_process(member: Member, attempt: int) -> bool:
 def can_run_processes(member: Member, now: float, life: float, attempt: int = -1) -> bool:
     """Return whether a rank may still run processes of `attempt` (-1: of the attempt that the rank reports).
 
-    Return False only if two things are true: no earlier pod of the rank may still run processes, and the rank itself
-    has reported that it runs none or has not reported for `life` seconds.
+    Return False only if two things are true. First, no earlier pod of the rank may still run processes. Second, the
+    rank itself has reported that it runs none, has never reported, or has not reported for `life` seconds.
     """
     may_run = not runs_no_process(member, attempt) and now - member.heard < life
     return may_run or member.ghost_until > now
@@ -292,7 +292,7 @@ class Membership:
     def close(self) -> None:
         """Reject all states until `open` is called.
 
-        This coordinator has lost the output lease or is stuck, so the other ranks must look for another coordinator.
+        This coordinator's main thread is stuck, so the other ranks must look for another coordinator.
         """
         self._credential = None
 

@@ -404,7 +404,10 @@ def _build_rank(member: Member, progress: TrainerProgress, state: str) -> RankSt
 
 
 def mark_slow_ranks(ranks: Sequence[RankStatus]) -> list[RankStatus]:
-    """Return the ranks, with `is_slow` for those that need at least SLOW_FACTOR times the median time per step."""
+    """Return the ranks, with `is_slow` for those that need at least SLOW_FACTOR times the median time per step.
+
+    No rank is slow if fewer than LEAST_RANKS ranks have reported their time per step.
+    """
     known = [rank.step_seconds for rank in ranks if rank.step_seconds]
     limit = SLOW_FACTOR * statistics.median(known) if len(known) >= LEAST_RANKS else math.inf
     return [replace(rank, is_slow=(rank.step_seconds or 0.0) >= limit) for rank in ranks]

@@ -254,7 +254,9 @@ class OrderSource:
     credential = ""
     """The credential of rank 0's HTTP server."""
     rendezvous_seconds: float | None = None
-    """On rank 0 the duration of the rendezvous of this attempt; None before its end, and on other ranks."""
+    """On rank 0 the duration in seconds of the newest rendezvous that has ended. While the run waits for the ranks
+    after a failure, this is still the duration of the rendezvous before. None before the end of the first rendezvous,
+    and on other ranks."""
 
     def start_run(self, fingerprint: dict[str, Any]) -> None:
         """On rank 0, open the output and plan the first attempt; on other ranks, do nothing.
@@ -282,7 +284,7 @@ class OrderSource:
         """
 
     def build_status(self) -> StatusFile | None:
-        """Return the content of status.json; None on other ranks than 0 and before rank 0 holds the output lease."""
+        """Return the content of status.json; None on other ranks than 0, and before rank 0 has opened the output."""
         return None
 
     def reject_states(self) -> None:
@@ -467,6 +469,7 @@ class CoordinatorLink(OrderSource):
             TwinError: rank 0 rejects this pod.
             RunEndedError: the run is over, as run.json says.
             DeadlineError: rank 0 has been unreachable for too long.
+            DataError, StorageError, StorageFailedError: run.json or the output cannot be read (`raise_if_run_is_over`).
         """
         s, t, until = self._settings, self._timings, self.rejected_until
         if until is not None and now >= until:
@@ -501,11 +504,16 @@ class CoordinatorLink(OrderSource):
             self._notify("waiting", attempt, text)
 
     def raise_if_run_is_over(self) -> None:
-        """Raise `RunEndedError` if run.json has a final state, `complete` or `failed`.
+        """Raise `RunEndedError` if run.json of this run has a final state, `complete` or `failed`.
 
-        This is needed because rank 0 may have exited before this rank received its last order. The state `failed`
-        counts only if the rank 0 to which this rank was last connected wrote it. An earlier rank 0 may have written it
-        before the run was started again.
+        This is needed because rank 0 may have exited before this rank received its last order. The state `complete`
+        counts only if `Runtime.is_complete` confirms it. The state `failed` counts only if the rank 0 to which this
+        rank was last connected wrote it. An earlier rank 0 may have written it before the run was started again.
+
+        Raises:
+            RunEndedError: the run is over.
+            DataError: run.json says that the run is complete, but none of its checkpoints is usable.
+            StorageError, StorageFailedError: run.json or the output cannot be read.
         """
         output = OutputPaths(self._settings.layout.output)
         try:

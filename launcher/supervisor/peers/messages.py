@@ -41,7 +41,10 @@ class Phase(str, enum.Enum):
     __str__ = str.__str__
 
     def has_reached(self, other: Phase) -> bool:
-        """Return whether this phase is `other`, or follows it in an attempt."""
+        """Return whether this phase is `other`, or comes after `other` in the list of phases.
+
+        The phases `idle` and `leaving` come after all phases of an attempt.
+        """
         phases = list(Phase)
         return phases.index(self) >= phases.index(other)
 
@@ -97,7 +100,7 @@ class Failure:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether another failure usually caused this one.
+        """Whether another failure may have caused this one, or usually has.
 
         An example is the exit of a trainer that lost its connection to another trainer, mostly by SIGABRT.
         """
@@ -137,9 +140,10 @@ class NodeSpeeds:
     disk: float
     """MB/s of the pod's own disk when it writes, syncs and reads."""
     network: float = 0.0
-    """MB/s that this pod received from the pod of the next rank; 0: that pod did not answer."""
+    """MB/s that this pod received from the pod of the next rank; 0: that pod did not answer, or there is only one
+    pod."""
     round_trips: float = 0.0
-    """Round trips a second between this pod and the pod of the next rank, one after the other."""
+    """Round trips a second between this pod and the pod of the next rank, one after the other; 0 as for `network`."""
 
 
 @dataclass(frozen=True)
@@ -162,9 +166,11 @@ class MemberState:
     progress: TrainerProgress = field(default_factory=TrainerProgress)
     """Progress of the trainers of `attempt`."""
     storage: float = 0.0
-    """Seconds since the shared storage last answered this pod; 0 while it answers."""
+    """For how many seconds a request of this pod to the shared storage has had no answer; 0 if that is less than
+    `Timings.storage_late`."""
     leave_in: float | None = None
-    """Seconds after which this pod stops its processes because it received SIGTERM; None without SIGTERM."""
+    """Seconds after which this pod, at the latest, stops its processes because it received a stop signal, usually
+    SIGTERM. None without a signal, or if the grace period is too short to wait for a checkpoint."""
     hang: Failure | None = None
     """Why the trainers of this pod seem to hang; None: they make progress. Only set with a user's script, for which it
     is a failure only if the trainers of all ranks hang."""
@@ -216,13 +222,14 @@ class Plan(PlanRecord):
     addresses: tuple[str, ...] = ()
     """The IP addresses of the pods that started this attempt, in the order of their places (`place`)."""
     cause: Failure | None = None
-    """Why the attempt stops, or why the run failed; None when the run is complete."""
+    """Why the attempt stops, or why the run failed. With `wait`, why the attempt before stopped. None while the
+    processes run without a failure, when the run is complete, and before the first attempt."""
     save_after: Position | None = None
     """Set while all ranks are asked to save a checkpoint: the newest checkpoint at the time when this was first
     requested; otherwise None."""
     stop_seconds: float = 0.0
     """With `stop`: for how many seconds a user's script may react to its SIGTERM. This is the rest of the grace period
-    of the pod that received SIGTERM; 0 after a failure."""
+    of the pod that received SIGTERM; 0 if the attempt stops for another reason."""
     grow_since: float | None = None
     """With `train`: monotonic time of rank 0 since which pods have waited to be taken into the attempt; None: no pod
     waits."""

@@ -1,7 +1,8 @@
 """HTTP server that every launcher runs on `peerPort`.
 
-every rank   GET /healthz   for the kubelet: 200 while the launcher's main thread runs
-             GET /metrics   for Prometheus (rank 0 only, else 404)
+every rank   GET /healthz   for the kubelet: 200 while the launcher's main thread runs and the storage responds
+             GET /metrics   for Prometheus; on other ranks than rank 0 the answer is 404, or a page without
+                            metrics in an elastic run
              GET /node-check/…   zeros, from which another rank measures its network (`build_check_path`)
 rank 0       GET /status    the content of status.json, without access to the storage
              POST /state    a rank sends its state; the answer is the coordinator's newest order
@@ -113,7 +114,8 @@ class TrainerStore:
     def hold(self, is_held: bool) -> None:
         """Tell trainers that have saved a checkpoint whether to wait (`is_held`) or to continue.
 
-        Trainers that wait do so until they are stopped.
+        Trainers that wait ask again and again, and continue if they are not stopped for HOLD_SECONDS
+        (launcher/io/requested_checkpoints.py).
         """
         with self._lock:
             self._values.pop(f"{self._prefix}{HOLD}", None)
@@ -190,7 +192,10 @@ Page = Callable[[], tuple[int, str, bytes]]
 
 
 class _LimitedReader(io.RawIOBase):
-    """Reads at most `left` bytes from a socket until the monotonic time `deadline`; after that raises OSError."""
+    """Reads from a socket; raises OSError after `left` bytes or the monotonic time `deadline`.
+
+    The read that reaches the limit `left` may return more bytes, because it fills the buffer of its caller.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self.left, self.deadline = connection, 0, 0.0
@@ -397,7 +402,7 @@ class PeerServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Log nothing when a client disconnects in the middle of a request."""
+        """Log nothing about an error in the handling of a request; mostly a client has disconnected."""
 
     def close(self) -> None:
         """Stop serving and close the port."""
