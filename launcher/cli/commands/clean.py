@@ -133,7 +133,8 @@ def clean(
 def find_earlier_runs(storage: Storage, pods: Sequence[Pod], keep: int, keep_best: bool) -> list[Candidate]:
     """Return the earlier runs of the storage's job as candidates, with the reasons why some must stay.
 
-    `pods` are the pods that may use a run; `keep` and `keep_best` are the options of `clean`.
+    `pods` are the pods that may use a run; `keep` and `keep_best` are the options of `clean`. Raises DataError if the
+    record of the current run is damaged.
     """
     runs = read_runs(storage)
     for run in runs:

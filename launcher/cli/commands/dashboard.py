@@ -2,7 +2,8 @@
 
 The HTTP server listens on the loopback interface, and is read-only. Other web pages in the same browser must not read
 its pages. So the server rejects a request if the host in it is not a name of this machine (a defence against DNS
-rebinding), or if another site has made the request. The pages run only the dashboard's own script.
+rebinding), or if another site has made the request and the user has not followed a link of that site. The pages run
+only the dashboard's own script.
 """
 
 from __future__ import annotations

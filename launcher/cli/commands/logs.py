@@ -30,8 +30,8 @@ _ATTEMPT = re.compile(r"attempt-(\d+)")
 class LogRequest:
     """The options of `logs`, which select a log.
 
-    If `role` is None, the log is the launcher's own log in the rank's pod. If `attempt` is None, the log is the one of
-    the newest attempt.
+    If `role` is None, the log is the launcher's own log in the rank's pod; without that pod, and for a given attempt,
+    it is the trainer's log on the storage. If `attempt` is None, the log is the one of the newest attempt.
     """
 
     rank: Annotated[int, typer.Option(min=0, help="The rank.")] = 0
@@ -88,11 +88,13 @@ def read_log(session: Session, request: LogRequest) -> Iterator[bytes]:
     """Yield the bytes of the requested log.
 
     The log of a launcher or of the data Job is read from its pod while the pod exists. All other logs, and all logs of
-    a given attempt, are read from files on the storage.
+    a given attempt, are read from files on the storage. The storage has no log of the data Job: without its pod, this
+    function yields one line with the state of the data.
 
     Raises:
         UsageError: the run does not have this rank or attempt.
         CliError: there is no log yet, or the cluster or storage cannot be read.
+        DataError: a file that describes the run or its data is damaged.
     """
     if isinstance(session, ClusterSession) and request.attempt is None and request.role in (None, "data"):
         run = session.run()
@@ -122,7 +124,8 @@ def read_log(session: Session, request: LogRequest) -> Iterator[bytes]:
 def has_attempt_folder(storage: Storage, rank: int, attempt: int) -> bool:
     """Return whether an attempt's logs were moved to `attempt-<k>/`.
 
-    The launcher moves the logs when a later attempt starts. Raises UsageError if this rank has no logs of the attempt.
+    The launcher moves the logs when a later attempt starts. Raises UsageError if this rank has no logs of the attempt,
+    and DataError if status.json is damaged.
     """
     entries = run_json_command(storage, "ls", "--optional", OUTPUT.node(rank).as_posix())
     moved = sorted(int(match[1]) for entry in entries if (match := _ATTEMPT.fullmatch(entry["name"])))

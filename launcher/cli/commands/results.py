@@ -166,8 +166,10 @@ def copy_output(
         names: the paths of the files and folders below the output.
 
     Raises:
-        UsageError: `target` already contains one of the names, and `force` is False.
-        CliError: the copy failed; `target` is unchanged.
+        UsageError: `target` is a file or cannot be written, or it already contains one of the names and `force` is
+            False.
+        DiskFullError: the disk of `target` is full or read-only.
+        CliError: the storage cannot be read, or the transfer failed. `target` is unchanged.
     """
     if target.exists() and not target.is_dir():
         raise UsageError(f"--to {target} is a file", "give a folder")

@@ -227,7 +227,8 @@ def scale(
 def change_trainers(session: ClusterSession, trainers: int) -> int:
     """Upgrade the release to another number of trainers, and return the previous number.
 
-    Raises UsageError if the run is not elastic or does not train, or if the number is not possible.
+    Raises UsageError if the run is not elastic or does not train, if the number is not possible, if a Kueue queue
+    controls the Job, or if the chart of this launcher would start another Job.
     """
     run, helm = session.run(), Helm(session.cluster)
     given = helm.read_values(run.release)

@@ -85,7 +85,8 @@ MAX_TRIALS = 10 ** (NUMBER_LENGTH - 1) - 1
 LEAST_PASSES = 2
 """Smallest number of passes with which a pruner can stop a training early."""
 SHARED_KEYS = ("jobName", "runtime", "training.config", "training.programSha256", "training.packages")
-"""Values of the chart that are the same in all trials."""
+"""Values of the chart that cannot be searched. The sweep sets `jobName` itself, and the others are the same in all
+trials."""
 
 
 @dataclass
@@ -98,7 +99,7 @@ class Trial:
     """Reads the state of the trial's run; None until the training is launched."""
     view: RunView | None = None
     stopped_at: float | None = None
-    """Monotonic time at which the trial was pruned; None again once its pods have exited."""
+    """Monotonic time at which the trial was pruned; None again once its pods have exited, or after GONE_SECONDS."""
 
     @property
     def state(self) -> str:
@@ -165,7 +166,10 @@ class SweepLoop:
     report: Report
 
     def __post_init__(self) -> None:
-        """Read the trials of the journal. A trial without a result continues, in its release if the release exists."""
+        """Read the trials of the journal. A trial without a result continues, in its release if the release exists.
+
+        The releases of trials with a result are uninstalled, except the best one.
+        """
         self.trials = [self._describe(asked) for asked in self.study.trials()]
         self._printers: dict[str, LinePrinter] = {}
         self._reached = time.monotonic()
@@ -176,7 +180,7 @@ class SweepLoop:
         self._uninstall_others()
 
     def run(self, show: Callable[[], None]) -> None:
-        """Run the sweep to its end, and call `show` after each change.
+        """Run the sweep to its end, and call `show` after each poll of a trial.
 
         Raises:
             UsageError: a complete trial has scores, but no score with the name of `--by`.
@@ -261,7 +265,10 @@ class SweepLoop:
         self.report(f"{trial.release}: {error}. Retrying.")
 
     def _report_passes(self, trial: Trial, view: RunView) -> bool:
-        """Report the scores of new passes to the study; return whether the pruner wants to stop the trial."""
+        """Report the scores of new passes to the study; return whether the pruner wants to stop the trial.
+
+        After the last pass, return False.
+        """
         if self.study.metric is None:
             columns = (key.removeprefix(TEST) for row in view.passes for key in row if key.startswith(TEST))
             known = self.by or next(iter(view.score), None) or next(columns, None)
@@ -314,7 +321,10 @@ class SweepLoop:
         self._uninstall_others()
 
     def _uninstall_others(self) -> None:
-        """Uninstall the releases of all trials with a result, except the best one. The results stay on the storage."""
+        """Uninstall the releases of all trials with a result, except the best one. The results stay on the storage.
+
+        The release of a pruned trial is uninstalled later, after its pods have exited.
+        """
         best = self.study.best()
         over = [
             one for one in self.trials if one.asked.result and not one.is_live and one.asked.number != best
@@ -563,7 +573,8 @@ def count_trials(axes: Sequence[Axis], sampler: Sampler, trials: int | None) -> 
     """Return how many settings the sweep tries.
 
     `trials` is the value of `--trials`; None: 10, or all combinations with the sampler `grid`. Raises UsageError if
-    `trials` is not the number of combinations of a grid, is larger than the search space, or is above MAX_TRIALS.
+    `trials` is not the number of combinations of a grid, if more settings would be tried than the search space has, or
+    if their number is above MAX_TRIALS.
     """
     wanted = trials or 10
     if sampler == "grid":
@@ -607,9 +618,9 @@ def plan_ends(options: LaunchOptions, axes: Sequence[Axis], by: str | None) -> l
     """Return some plans of trainings, to check the search space before the sweep begins.
 
     The first plan has the first value of each key, and the second plan has the last value of each key. This function
-    makes all checks of `run` on these two plans. For each key that is a value of the chart and has a list in the search
-    space, one more plan follows for each item between the first and the last item of the list. On these plans this
-    function checks only the values of the chart.
+    makes all checks on these two plans that `run` makes on this machine. For each key that is a value of the chart and
+    has a list in the search space, one more plan follows for each item between the first and the last item of the list.
+    On these plans this function checks only the values of the chart.
 
     Args:
         options: the options of the command.
@@ -733,7 +744,7 @@ def _cells(trial: Trial) -> tuple[list[str], str]:
 
 
 def _shorten(value: str) -> str:
-    """Return a number with four digits; another text unchanged."""
+    """Return a decimal number such as 0.123456 with four digits; another text, such as -0.5 or 1e-05, unchanged."""
     return f"{float(value):.4g}" if value.count(".") == 1 and value.replace(".", "").isdigit() else value
 
 

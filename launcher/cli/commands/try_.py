@@ -275,7 +275,11 @@ def find_script(options: TryOptions) -> Script | None:
 
 
 def run_script(script: Script, options: TryOptions, env: dict[str, str]) -> int:
-    """Run a script to its end, with a parameter server next to it if it needs one; return its exit code."""
+    """Run a script to its end, with a parameter server next to it if it needs one; return the script's exit code.
+
+    If the server fails before the script exits, or exits with 0 and the script still runs after `early_pserver_exit`
+    seconds, kill the script, and return the exit code of the server, or 1 instead of 0.
+    """
     words = script_command(script.main, options.argument_list, env)
     argv = [sys.executable, script_main.__file__, *words]
     if not script.uses_servers:
@@ -331,7 +335,8 @@ def train_script(
 ) -> dict[str, Any]:
     """Run the script as the only trainer of a run without launchers, and copy its model to the folder `options.to`.
 
-    `packages` is the folder of the program's own packages. What the script prints goes to stderr.
+    If the script saved no model, what it wrote below {output_dir} is copied to the folder SCRIPT_OUTPUT in
+    `options.to`. `packages` is the folder of the program's own packages. What the script prints goes to stderr.
 
     Returns:
         A dict with `passes` (a dict for each pass in metrics.csv), `score` (the test scores) and `model` (the folder of
