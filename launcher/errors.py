@@ -14,7 +14,7 @@ LauncherError                 70  any error below; `exit_code` is the exit code 
 ├── UnfitError                71  this pod cannot continue, but another pod with the same rank may
 │   ├── CheckpointError           a checkpoint is damaged; the next attempt uses an earlier one
 │   └── StorageFailedError        the storage failed, perhaps temporarily (EIO, ESTALE, ETIMEDOUT)
-├── StorageError              75  the storage is full or read-only
+├── StorageError              75  the storage is full, or the pod may not read or write it
 ├── ExportError               75  the bucket of training.exportTo cannot be written; the model is not lost
 └── StoppedError             143  stopped by SIGTERM or SIGINT
 
@@ -113,7 +113,10 @@ class UnfitError(LauncherError):
 
 
 class CheckpointError(UnfitError):
-    """A checkpoint cannot be restored; the message contains its path and the damage."""
+    """A checkpoint cannot be restored; the message contains the damage.
+
+    The errors of launcher/io/checkpoints.py do not contain the checkpoint's path, which their callers add.
+    """
 
 
 class StorageFailedError(UnfitError):
@@ -121,13 +124,17 @@ class StorageFailedError(UnfitError):
 
 
 class StorageError(LauncherError):
-    """The shared storage or the pod's own disk is full or cannot be written."""
+    """The shared storage or the pod's own disk is full, or cannot be read or written without a change by the user."""
 
     exit_code = EXIT_STORAGE
 
 
 class ExportError(LauncherError):
-    """The model of a complete run could not be copied to `training.exportTo`."""
+    """The model of a complete run could not be copied to `training.exportTo`.
+
+    The helper process that checks this address before the training raises this error, too. The launcher then converts
+    the error to a `SettingsError`.
+    """
 
     exit_code = EXIT_STORAGE
 

@@ -46,8 +46,8 @@ class MetricsRow:
 def parse_metrics(text: str) -> list[MetricsRow]:
     """Return the rows in the text of a metrics.csv, sorted by pass and rank.
 
-    If a pass was trained again after a restart, only its rows of the newest attempt are returned.
-    Incomplete and damaged lines are skipped.
+    If a pass has rows of several attempts for one rank, only the row of the newest of these attempts is returned for
+    this rank. Incomplete and damaged lines are skipped.
     """
     latest: dict[tuple[int, int], MetricsRow] = {}
     header, *lines = split_fields(text)

@@ -268,7 +268,7 @@ class WorkPaths:
     files = _Below("data/files")
     """With `data.format: files`, the folder of the data files: a link to the storage, or a copy (data.cache)."""
     sums = _Below("data/sums.json")
-    """Path of sums.json: for each file that was copied into train.txt and test.txt, its name, bytes and sha256."""
+    """Path of sums.json: for train.txt and test.txt, the bytes and sha256 of each file that was copied into it."""
     program = _Below("program")
     packages = _Below("packages")
     """Folder of the Python packages of `training.packages`. It does not exist until all packages are unpacked."""

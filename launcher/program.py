@@ -1,8 +1,9 @@
 """Classes and functions for users' training programs; launcher/programs/README.md shows how to write one.
 
-`ScriptRun` and its callbacks are for scripts of runtime collective (docs/how-to/own-script.md), everything else for
-programs of runtime fleet. This module does not import Paddle, so a program's columns and its parse() can be tested
-without Paddle. Every exported model contains a copy of this module, which must work without the launcher.
+`ScriptRun` is for scripts of runtimes collective and ps, and its callbacks are for scripts of runtime collective
+(docs/how-to/own-script.md). Everything else is for programs of runtime fleet. This module does not import Paddle, so a
+program's columns and its parse() can be tested without Paddle. Every exported model contains a copy of this module,
+which must work without the launcher.
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ class Job:
 
         Raises:
             ValueError: an argument is invalid. The launcher adds the program's file and line to the message.
+            RuntimeError: this was called outside network().
         """
         if self.embed is None:
             raise RuntimeError("embedding() was called outside network(). Fix: call it in network() only")

@@ -19,8 +19,8 @@ Part = list[Interval]
 """The rows of one trainer, in the order in which it trains them."""
 History = Sequence[Sequence[int]]
 """What was trained of a pass: a list of the divisions of the pass, in order. Each division is [number of trainers,
-number of batches that each trainer has trained, number of batches in each part]. Consecutive attempts with the same
-number of trainers are one division."""
+number of batches that each trainer has trained, number of batches in each part]. The last number is 0 if it is unknown.
+Consecutive attempts with the same number of trainers are one division."""
 
 
 def count_rows(part: Iterable[Interval]) -> int:
@@ -110,8 +110,9 @@ class Division:
     def resume(cls, rows: Sequence[int], history: History, trainers: int, batch_size: int) -> Division:
         """Divide the rows that remain in a pass after `history` into batches of at most `batch_size` rows.
 
-        If the newest division in the history has the same number of trainers, the result continues that division: the
-        number of batches stays the same, even if `batch_size` is different now.
+        If the newest division in the history has the same number of trainers, the result continues that division. The
+        number of batches then stays the same, even if `batch_size` is different now; an unknown number (0) is
+        calculated from `batch_size`.
         """
         earlier, done, recorded = [tuple(each) for each in history], 0, 0
         if earlier and earlier[-1][0] == trainers:

@@ -165,7 +165,7 @@ class TrainerCallback:
         raise AttributeError(name)
 
     def on_train_begin(self, args: Any, state: Any, *_: object, **__: object) -> None:
-        """Check the arguments of the training.
+        """Check the arguments of the training, and set the number of epochs of the run to that of `Trainer`.
 
         Raises:
             ValueError: `load_best_model_at_end` is set.

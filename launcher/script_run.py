@@ -55,10 +55,11 @@ class ScriptRun:
         epochs: number of epochs to train: `training.passes`, unless the script sets another.
         batch_size: `training.batchSize`, the samples of one step of one process.
         train_file: file with the pod's shard of the data, which all processes of the pod read; None if the launcher
-            does not prepare the data.
+            does not prepare the data, and with `data.format: files`.
         test_file: the test set; None if there is none.
         data: with `data.format: files` the folder of the data files, which the script must not change; else None.
-        tables: folder of the side tables (`data.tables`); None if there are none.
+        tables: folder of the side tables (`data.tables`), which is empty if there are none; None if the launcher does
+            not prepare the data.
         output: the run's output folder on the shared storage; without the launcher, `output` in the current folder.
         start: the place (epoch, step) at which training continues; (0, 0) at the start of a run.
         checkpoint: the folder with the verified files that were saved at `start`; None if there is no checkpoint. To
@@ -322,8 +323,10 @@ class ScriptRun:
                 after the block. A process that has waited RANKS_SECONDS (launcher/io/rank_exchange.py) exits.
 
         Raises:
-            ValueError: `epoch` and `step` are 0; the block wrote no file; or with `all_ranks` the processes have
-                different values of `epoch` or `step`.
+            ValueError: `epoch` and `step` are 0; the block wrote no file, or a file with a name that cannot be in a
+                checkpoint; or with `all_ranks` the processes have different values of `epoch` or `step`, or wrote more
+                files than they can list to each other.
+            RuntimeError: another process than process 0 calls this without `all_ranks`.
         """
         at = self._position(epoch, step)
         if at <= Position(0):
@@ -477,8 +480,9 @@ class ScriptRun:
     def end_epoch(self, epoch: int, **scores: float) -> None:
         """Record the end of an epoch in metrics.csv, with test scores such as `accuracy=0.91`, and begin the next.
 
-        Every process must call this; only process 0 writes. It writes its own scores, and it writes its own number of
-        samples multiplied by the number of processes.
+        Every process must call this; only process 0 writes to metrics.csv. It writes its own scores, and it writes its
+        own number of samples multiplied by the number of processes. If it has reported no samples in this epoch, it
+        writes nothing, and the scores are lost.
         """
         if self.rank == 0 and self._samples:
             seconds = (self._paused_at or time.monotonic()) - (self._epoch_began or 0.0)
@@ -561,7 +565,11 @@ class LineBatches:
         return len(self._rows)
 
     def __iter__(self) -> Iterator[list[str]]:
-        """Yield the batches. If a file cannot be read, the process exits with the code of the launcher's error."""
+        """Yield the batches. If a file cannot be read, the process exits with the code of the launcher's error.
+
+        Raises:
+            FileNotFoundError: a file of a shard is absent.
+        """
         expected, lines = 0, self._read(0)
         with _exit_on_error():
             for batch in self._rows:

@@ -26,7 +26,7 @@ from launcher.schema.json_conversion import (
 # The files of the data Job: manifest.json, files.json and data-failed.json.
 
 MANIFEST_VERSION = 2
-"""Version of manifest.json and of the files that it lists; a launcher reads no other version."""
+"""Version of manifest.json and of the files that it lists; training pods reject any other version."""
 
 
 class _DataSize(TypedDict):
@@ -34,7 +34,7 @@ class _DataSize(TypedDict):
 
 
 class DataFile(_DataSize, total=False):
-    """Entry of manifest.json about test.txt. Older manifests have no sha256."""
+    """Entry of manifest.json about test.txt or files.jsonl. Older manifests have no sha256."""
 
     sha256: str | None
     lines: Count
@@ -64,7 +64,10 @@ class Shard(_ShardSize, total=False):
 
 
 class DataRelease(TypedDict, total=False):
-    """The Helm release whose data Job made the data that a manifest describes."""
+    """The Helm release whose pod wrote a manifest.
+
+    If the manifest has `reusedFrom`, an earlier Job has made the data.
+    """
 
     namespace: str
     release: str
@@ -205,17 +208,18 @@ class SavedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptCheckpoint(SavedCheckpoint):
-    """`contents.json` of a checkpoint that a user's script saved (runtime collective)."""
+    """`contents.json` of a checkpoint that a user's script saved (runtimes collective and ps)."""
 
     script: int
-    """Version of the format; a checkpoint of the parameter server has the key `version` instead."""
+    """Version of the format; a checkpoint of runtime fleet has the key `version` instead."""
     processes: Count = 1
-    """Number of processes that wrote the files together (`all_ranks`); 1 if process 0 wrote all of them."""
+    """Number of processes that wrote the files together (`all_ranks`); 1 if process 0 wrote all of them, and with
+    runtime ps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointContents(SavedCheckpoint):
-    """`contents.json` of a checkpoint of the parameter servers (docs/reference/files.md)."""
+    """`contents.json` of a checkpoint of runtime fleet's parameter servers (docs/reference/files.md)."""
 
     version: int
     servers: Count
@@ -308,7 +312,7 @@ class ExportMarker:
 class TrainerProgress:
     """`progress.json`: how far one trainer has trained. The trainer rewrites the file often, and the launcher reads it.
 
-    A user's own program may write anything into the file: the field of a missing or wrong value is None.
+    A user's own program may write anything into the file: the field of a missing or wrong value gets its default.
     docs/reference/files.md describes the fields.
     """
 

@@ -2,9 +2,10 @@
 
 A setting is a value of the chart, and has the path of the value as its key, such as `training.passes`. The chart writes
 the values of a Job's pods as one JSON document into an annotation of the pods, and Kubernetes mounts the annotation as
-SETTINGS_FILE. So nothing between the user and the program rewrites a value. Only three kinds of settings are
+SETTINGS_FILE. So nothing between the user and the program rewrites a value. Only four kinds of settings are
 environment variables: the variables of the tutorial of 2017 (`CONF_PADDLE_PORT`), facts that only the pod knows
-(`PADDLE_LAUNCHER_POD_IP`), and values from a Secret.
+(`PADDLE_LAUNCHER_POD_IP`), values from a Secret, and the number of trainers of an elastic run, which may change in an
+existing Job.
 
 Each field has its key and its type. Only a value that may be null has a default here; the defaults of all other values
 are in the chart's values.yaml. All missing settings and wrong types are reported at once, one line each, before
@@ -36,7 +37,10 @@ if TYPE_CHECKING:
 PREVIOUS = "previous"
 """Value of `training.initModelPath` that means the model of the newest complete run of this job."""
 NO_DATA = "none"
-"""Data digest of a run for which the launcher makes no data (`data.enabled` is false); the script reads other data."""
+"""Data digest of a run for which the launcher has no data (a script, `data.enabled` is false, and no source is set).
+
+The script reads data of its own.
+"""
 SETTINGS_FILE = "/etc/paddle-training/settings.json"
 """Path at which the chart mounts the document; the variable PADDLE_LAUNCHER_SETTINGS may contain another path."""
 REQUIRED = object()
@@ -115,7 +119,8 @@ def setting(
         key: the path of the chart's value, such as `training.passes`.
         default: the field's value when the value is null or absent.
         parse: converts the value, or raises BadValueError; None: the value must have the field's type.
-        by_variable: the environment variable that has the value if the chart takes it from a Secret.
+        by_variable: the environment variable that has the value if the chart takes it from a Secret or a ConfigMap. It
+            has precedence over the document.
     """
     return _field(Setting(key=key, parse=parse, default=default, variable=by_variable))
 
@@ -354,7 +359,11 @@ class TrainSettings(PodSettings):
 
     @property
     def run_id(self) -> str:
-        """Return the Kubernetes Job's name; it ends with a digest of the Job's spec, which includes runId."""
+        """Return the Kubernetes Job's name.
+
+        The name ends with a digest of the Job's spec, which includes runId. With `training.schedule` the name ends with
+        the number that the CronJob gives to each Job instead.
+        """
         return self.k8s_job
 
     @property
@@ -369,7 +378,7 @@ class TrainSettings(PodSettings):
 
     @property
     def has_data(self) -> bool:
-        """Return whether the run trains on shards of the data Job; False: its script reads its own data."""
+        """Return whether the run trains on data that the launcher prepared; False: its script reads its own data."""
         return self.data_digest != NO_DATA
 
     @property

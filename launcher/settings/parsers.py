@@ -82,7 +82,7 @@ def secret_key(value: Mapping[str, str]) -> str:
 
 
 def delimiter(value: Any) -> str:
-    r"""Return the text if it is one character; the two characters `\t` become a tab."""
+    r"""Return the text if it is one character, but no quote or line end; the two characters `\t` become a tab."""
     found = "\t" if value == "\\t" else str(value)
     if len(found) != 1 or found in '\r\n"':
         raise BadValueError(
