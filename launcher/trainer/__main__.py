@@ -1,4 +1,7 @@
-"""Run one pserver or one trainer: `python -m launcher.trainer`. launcher/runtimes/fleet.py starts it."""
+"""Run one pserver or one trainer: `python -m launcher.trainer`. launcher/runtimes/fleet.py describes the process.
+
+With the argument `fork-server`, run the fork server, which forks such processes (fork_server.py).
+"""
 
 from __future__ import annotations
 

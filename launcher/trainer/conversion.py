@@ -221,7 +221,7 @@ def convert_text(
 
     Raises:
         DataError: the file is missing, a row is invalid (the message has file, row and column), or no row is usable.
-        SettingsError: parse() or check_labels() of the program failed.
+        SettingsError: parse(), parse_columns() or check_labels() of the program failed.
         StorageError: the disk has not enough free space (checked before parsing), or cannot be written.
         UnfitError: a parsing process was killed, or the text differs from the files that staging copied.
     """

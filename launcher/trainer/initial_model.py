@@ -1,7 +1,8 @@
 """Start training with the parameters of an earlier run (`training.initModelPath`).
 
 The model is in the output folder of the earlier run, or in an S3 bucket to which it was exported. Each rank reads the
-rows of its own servers from the files of the tables, a chunk of rows at a time.
+files of the tables, a chunk of rows at a time, and loads the rows of its own servers. From a checkpoint with the same
+number of shards, it reads only the files of its own servers; otherwise it reads all rows.
 """
 
 from __future__ import annotations
@@ -43,15 +44,17 @@ class InitialTable:
     width: int
     read: Callable[[int, Collection[int]], Iterator[TableRows]]
     """`read(shards, own)` yields chunks of rows. They contain all rows whose id modulo `shards` is in `own`, and may
-    contain other rows; each id occurs once. It raises `DataError` if a file has changed since it was saved."""
+    contain other rows; each id occurs once. It raises `DataError` if a file of a checkpoint has changed since it was
+    saved. For an exported model, it verifies nothing."""
 
 
 @dataclass(frozen=True)
 class InitialModel:
-    """Holds all trained parameters of the earlier run, by name."""
+    """Holds the parameters of the earlier run, by name."""
 
     values: Values
-    """Dense parameters."""
+    """Dense parameters, also those that are never trained. An exported model has only the parameters from which the
+    prediction is calculated."""
     tables: dict[str, InitialTable]
     """Embedding tables, by name. They have only rows that were trained."""
     source: str
@@ -65,9 +68,11 @@ class InitialModel:
         returns; the memory-mapped tables stay readable.
 
         Raises:
-            SettingsError: there is neither a complete model nor a usable checkpoint of a run with parameter servers.
-            DataError: the files are damaged.
+            SettingsError: training.initModelPath is not a valid path, or there is neither a complete model nor a
+                checkpoint of a run with parameter servers.
+            DataError: the files are damaged, or training cannot resume from any of the checkpoints.
             GangError: S3 cannot be reached.
+            UnfitError, StorageError: see `download.download_model`.
         """
         given = settings.init_model
         if given.startswith(s3.SCHEME):
@@ -95,7 +100,7 @@ class InitialModel:
     def check(self, network: BuiltNetwork) -> None:
         """Raise `SettingsError` if this model has other parameters or tables than `network`, the program's network.
 
-        Names and shapes are compared.
+        Names and shapes of the dense parameters are compared, and names and widths of the tables.
         """
         wanted = {table.name: f"a table of width {table.width}" for table in network.tables}
         for name in network.dense():
@@ -186,7 +191,7 @@ def prepare(trainer: FleetTrainer) -> InitialModel | None:
         The initial model; None if training.initModelPath is not set.
 
     Raises:
-        SettingsError, DataError, GangError: see `InitialModel.find` and `InitialModel.check`.
+        SettingsError, DataError, GangError, UnfitError, StorageError: see `InitialModel.find` and `InitialModel.check`.
     """
     if not trainer.settings.init_model:
         return None
@@ -197,12 +202,13 @@ def prepare(trainer: FleetTrainer) -> InitialModel | None:
 
 
 def load(trainer: FleetTrainer, initial: InitialModel, log: TrainerLog) -> None:
-    """Load the initial model's tables into the servers, and compare the servers' values with the model.
+    """Load the initial model's tables into the servers. Then compare dense parameters and some rows with the model.
 
     All trainers call this together, after their rendezvous. Each trainer loads the rows of its own servers.
 
     Raises:
         GangError: the servers or this trainer do not have the initial model's values.
+        DataError: a file of the earlier run's checkpoint has changed since it was saved.
     """
     began, layout, samples = time.monotonic(), trainer.layout, {}
     for table in trainer.network.tables:

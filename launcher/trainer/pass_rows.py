@@ -54,8 +54,10 @@ class PassRows:
         Raises:
             DeadlineError: not all trainers have their shards after RANKS_SECONDS (launcher/io/rank_exchange.py).
             SettingsError: the checkpoint was saved inside a pass, and since then the program has changed: it now uses
-                another number of rows of a shard.
-            DataError, StorageError, UnfitError: see `conversion.convert_text` and `PreparedData.copy_shard`.
+                another number of rows of a shard. Or workDir.sizeLimit is too small for the shards.
+            CheckpointError: contents.json of the checkpoint is missing or damaged.
+            SettingsError, DataError, StorageError, UnfitError: see `conversion.convert_text` and
+                `PreparedData.copy_shard`.
         """
         self._settings, self._program, self._report, self._check = settings, program, report, check
         work, self._own = settings.work, settings.world[settings.rank]
@@ -65,7 +67,7 @@ class PassRows:
             program, work.data, work.records, self._own, report=report, check=check
         )
         """The records of this pod's shard, and the records of the test set. The latter are None if the test set was not
-        copied to this pod; rank 0's pod always has it."""
+        copied to this pod. Rank 0's pod always has the test set, if there is one."""
         self._shards = {self._own: self.staged}
         self._resumed_history: History = []
         contents = settings.resumed
@@ -122,6 +124,8 @@ class PassRows:
         Raises:
             DataError: the manifest of the data is missing.
             SettingsError, StorageError: the pod's own disk does not have enough space.
+            SettingsError, DataError, StorageError, UnfitError: see `conversion.convert_text` and
+                `PreparedData.copy_shard`.
         """
         settings, work, layout = self._settings, self._settings.work, self._settings.layout
         missing = sorted(set(shards) - self._shards.keys())

@@ -29,7 +29,10 @@ VALUES = {
     "LABEL": 'LABEL = "…": the input that is to be predicted',
 }
 SEED = {"seed": 1}
-"""The option that every program has, and its default. `training.args` sets the seed. Paddle rejects a negative seed."""
+"""The option that every program has, and its default. `training.args` sets the seed. Paddle rejects a negative seed.
+
+If OPTIONS of the program has `seed`, `training.args` sets only the program's own option, and this seed keeps its
+default."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,9 @@ def with_fix(message: str, fix: str) -> str:
 
 
 def innermost_line(path: Path, stack: str) -> str:
-    """Return the innermost line of a printed stack that is in the folder of `path`, as `file:line: code`.
+    """Return the innermost line of a printed stack that is in a file of the folder of `path`, as `file:line: code`.
 
-    Return "" if the stack has no line in this folder.
+    Files in subfolders do not count. Return "" if the stack has no line in a file of this folder.
     """
     pattern = rf'File "{re.escape(str(path.parent))}/([^"/]+)", line (\d+).*\n\s*(.*)'
     found = re.findall(pattern, stack)

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 MEASURED_SECONDS = 5.0
 """Seconds of training before the minutes between two checkpoints are converted to a number of batches. The speed is not
-measured earlier, because the first batches are slow."""
+measured earlier, because the first batches are slow. If half of the time between two checkpoints is shorter, the speed
+is measured after that half."""
 ASK_SECONDS = 10.0
 """Approximate seconds of training between two checks for a request."""
 

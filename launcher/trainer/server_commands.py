@@ -37,7 +37,8 @@ ANSWER_SECONDS = 3600.0  # longest time in which a pserver writes or loads its f
 WORKERS = 2  # threads that write or load files
 CHILD_NICENESS = 5
 MEMORY_SHARE = 1.1
-"""How much free memory a pserver needs to fork, as a multiple of its own memory."""
+"""How much free memory a pserver needs to fork, as a multiple of its own memory. The result is multiplied by the number
+of pservers in the pod, because all of them fork at the same time."""
 _PR_SET_PDEATHSIG = 1
 Files = dict[str, CheckpointFile]
 
@@ -171,7 +172,8 @@ class _Commands:
 def _in_threads(work: Callable[..., Any], tasks: Iterable[Sequence[Any]]) -> list[Any]:
     """Call `work` with the arguments of each task, in WORKERS threads. Return the results in the order of the tasks.
 
-    After an error no further task is started, and the error is raised.
+    If a task fails, further tasks are still started until all tasks before the failed one have ended. Then no further
+    task is started, and the error is raised when the running tasks have ended.
     """
     pool = ThreadPoolExecutor(WORKERS)
     try:
@@ -319,6 +321,7 @@ class OwnServers:
         Raises:
             DataError: a file of rows is damaged.
             SettingsError: the checkpoint has other dense parameters than the program, or another optimizer.
+            GangError: a pserver has exited, or failed in another way.
         """
         for server in self._connections:
             self._send(server, "load", folder, contents)

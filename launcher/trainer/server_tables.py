@@ -14,8 +14,8 @@ contiguous range of shards. So the number of servers may change between two atte
 shard.
 
 The dense table (all other parameters) has one file for each server, dense/part-<server>.npz, with the arrays that
-`DenseShape` describes. All dense parameters together form one long vector. Each server holds a contiguous part of this
-vector, or nothing.
+`DenseShape` describes, except the learning rate. All dense parameters together form one long vector. Each server holds
+a contiguous part of this vector, or nothing.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def read_dense(
 
     Args:
         folder: the folder of the checkpoint.
-        names: names of the arrays that the program's optimizer needs.
+        names: names of the arrays that the program's optimizer needs, without the learning rate.
         total: number of all dense parameters of the program.
         saved_by: number of the servers that wrote the files.
         part: indexes of the parameters to read, in the vector of all dense parameters; not empty.
@@ -211,7 +211,10 @@ def read_dense(
 
 
 def choose_shard_count(servers: int, elastic: Sequence[int] = ()) -> int:
-    """Return the number of shards for a new run: at least two for each server, so that servers can be added later.
+    """Return the number of shards for a new run: on average at least two for each server, so that servers can be added.
+
+    If the run is not elastic, each server gets at least two shards. In an elastic run, each server gets at least one
+    shard with each of the numbers of servers.
 
     Args:
         servers: the number of servers at the start.

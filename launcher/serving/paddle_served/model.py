@@ -83,7 +83,7 @@ def table_folder(folder: Path, name: str) -> Path:
 def read_description(folder: Path) -> dict[str, Any]:
     """Read a model's `model.json`, check the sizes of the files that it lists, and return the content.
 
-    It does not list the files of the embedding tables, so these files are not checked; `MappedTable` checks them.
+    `model.json` does not list the files of the embedding tables. `MappedTable` checks those files.
 
     Raises:
         ModelError: there is no model, it has another version, `model.json` is damaged, or a listed file is missing or
