@@ -529,7 +529,11 @@ class ExecStream(CommandOutput):
         raise CliError(f"cannot {self._action}: {self._status.get('message')}", "run your command again")
 
     def close(self) -> None:
-        """Close the websocket; the command is killed if it still runs."""
+        """Close the websocket.
+
+        Kubernetes does not always kill a command that still runs (kubernetes/kubernetes#89031). The command may run on
+        until it writes to stdout or ends by itself.
+        """
         if not self.closed and hasattr(self, "_socket"):
             self._socket.shutdown()
         super().close()
