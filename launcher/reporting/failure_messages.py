@@ -87,8 +87,8 @@ def quote_last_lines(log: Path) -> str:
 def quote_log(log: Path) -> str:
     """Return the cause of a process's exit, to append to a message such as `trainer exited with exit code 1`.
 
-    The cause is the end of the log from its last line that starts with `error: `; a trainer writes such a line. If
-    there is none, the last lines of the log are returned.
+    The cause is the end of the log from its last line that starts with `error: `; a trainer writes such a line. Only
+    the last lines of the log are searched (`last_lines`). If none of them starts so, they are returned.
     """
     _, found, cause = f"\n{last_lines(log)}".rpartition("\nerror: ")
     return f": {cause}" if found else quote_last_lines(log)

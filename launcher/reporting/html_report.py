@@ -1,7 +1,8 @@
-"""Write report.html, one self-contained page about a run, and curve.png from the files in its output folder.
+"""Write report.html, one self-contained page about a run, and curve.png.
 
-`python -m launcher.reporting.html_report OUTPUT_DIR` writes both files into the output folder OUTPUT_DIR. The import of
-this module is cheap: matplotlib is loaded only when something is drawn.
+The page is made from the files in the run's output folder, the manifest of the job's data, and, for the current output,
+the files of earlier runs. `python -m launcher.reporting.html_report OUTPUT_DIR` writes both files into the output
+folder OUTPUT_DIR. The import of this module is cheap: matplotlib is loaded only when something is drawn.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def write_report(root: Path) -> Path | None:
     written. If a file other than run.json is damaged, the page says so and is made without that file.
 
     Raises:
-        UnreadableError: run.json is damaged, and so is its copy.
-        StorageError: the folder cannot be written.
+        UnreadableError: run.json or its copy is damaged, and neither of the two is intact.
+        StorageError, StorageFailedError: a file cannot be read or written.
     """
     root = root.absolute()
     job, output = root.parent, OutputPaths(Path(root.name))
@@ -362,7 +363,10 @@ def _matplotlib_cache(spare: Path) -> Iterator[None]:
 
 
 def main(arguments: Iterable[str]) -> int:
-    """Write report.html of the output folder in `arguments`; return the exit code: 1 if the folder has no run.json."""
+    """Write report.html of the output folder in `arguments`; return the exit code.
+
+    The exit code is 1 if the folder has no run.json, and 65 if run.json is damaged.
+    """
     folder = Path(*arguments)
     try:
         written = write_report(folder)

@@ -41,15 +41,18 @@ Message = Mapping[str, Any]
 
 
 class Notifier:
-    """Sends rank 0's notifications to the webhook and as Events, if these are configured."""
+    """Sends notifications to the webhook and as Events, if these are configured.
+
+    Rank 0 has a notifier, and rank 1 has one for the time in which rank 0 itself is missing.
+    """
 
     def __init__(
         self, settings: TrainSettings, *, patience: float = 300.0, base: float = 1.0, timeout: float = 10.0
     ) -> None:
         """Start the sending threads.
 
-        A message is retried for `patience` seconds, the first time after `base` seconds. One attempt takes at most
-        `timeout` seconds.
+        A message is retried for `patience` seconds, the first time after `base` seconds. The webhook must answer each
+        attempt within `timeout` seconds.
         """
         self._settings = settings
         self._senders: list[_Sender] = []
@@ -79,7 +82,8 @@ class Notifier:
         Args:
             kind: what happened to the run.
             attempt: number of the attempt, from 0.
-            cause: why the run failed, restarted or waits; None otherwise.
+            cause: why the run failed, was stopped, restarted, waits, has another size, or has a warning; None
+                otherwise.
             score: test scores of a complete run; None otherwise.
         """
         s, cause = self._settings, cause[:CAUSE_CHARACTERS] if cause is not None else None
@@ -152,7 +156,10 @@ class _Sender(threading.Thread):
             self._changed.notify()
 
     def abandon(self) -> None:
-        """Log which messages were not sent, and drop them, so that the thread exits."""
+        """Drop the messages that were not sent, so that the thread exits.
+
+        Each of them is logged, unless an earlier failed attempt to send it was logged.
+        """
         with self._changed:
             left = [waiting for waiting in self._queue if not waiting.logged]
             self._queue.clear()
@@ -237,7 +244,7 @@ def post_event(s: TrainSettings, api: PodApi, message: Message) -> None:
     The Event's name has the message's id, so that retries create one Event.
 
     Raises:
-        OSError, ApiRejectedError: the API server cannot be reached or denied the request.
+        OSError, http.client.HTTPException, ApiRejectedError: the API server cannot be reached or denied the request.
     """
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(message["time"]))
     api.create(

@@ -1,7 +1,7 @@
 """Read the runs of a job from the small files in their folders, and make the tables that show these runs.
 
-The runs of a job are the current output, and the earlier outputs that were moved to `runs/`. The command line and the
-dashboard read the files from the shared storage, and report.html is made from the files in the output folder. All three
+The runs of a job are the current output, and the earlier outputs that were moved to `runs/`. The command line, the
+dashboard and the program that writes report.html read the files from the job's folder on the shared storage. All three
 use this module to parse the files and to show their contents.
 """
 
@@ -54,7 +54,10 @@ def _describe_damage(name: str, why: str) -> str:
 
 
 class FoundFiles:
-    """Parses files of the storage, and records in `damage` which of them are damaged."""
+    """Parses files of the storage, and records in `damage` which of them are damaged.
+
+    A damaged file that has an intact copy is not recorded.
+    """
 
     def __init__(self, contents: Mapping[str, bytes]) -> None:
         """Create the object; each file is parsed when a method needs it.
@@ -100,7 +103,7 @@ class SavedRun:
     folder: str
     """The run's folder below the job's: `output`, or `runs/<name>`."""
     record: RunFile
-    """run.json, with the program's default options if program.json has them."""
+    """run.json, with all options of the program if program.json has them."""
     passes: Passes = ()
     is_locked: bool = False
     """Whether the folder has a run.lock, so that a process may write there."""
@@ -131,8 +134,9 @@ class SavedRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings in which the run may differ from other runs: name to show → value; digests are shortened.
+        """The settings in which the run may differ from other runs: name to show → value.
 
+        The digests of the program and of the prepared data are shortened. `passes` is the number of finished passes.
         The program's options are included, each with the name `--option`. They come from `record.options`, or, if that
         is empty, from the arguments in the fingerprint.
         """

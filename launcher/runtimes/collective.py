@@ -155,7 +155,7 @@ class CollectiveRuntime(Runtime):
         )
 
     def trainers(self, attempt: RankAttempt) -> list[ProcessSpec]:
-        """Return the processes of the script on this rank."""
+        """Create the script's folders (`create_script_folders`); return the processes of the script on this rank."""
         create_script_folders(attempt)
         found = []
         for local in range(attempt.settings.processes_per_pod):
@@ -282,9 +282,9 @@ def base_environment(settings: TrainSettings) -> dict[str, str]:
 
     The result also has defaults for gloo and NCCL: they connect over the network interface `nic`, unless variables of
     the pod specify another interface. The "=" before the name makes NCCL use exactly this interface, and not every
-    interface whose name begins with it. If `extraEnv` has a PYTHONPATH, the chart passes it as
-    PADDLE_LAUNCHER_PYTHONPATH, so that it does not replace the image's PYTHONPATH. The folders of `extraEnv` come first
-    in the result's PYTHONPATH.
+    interface whose name begins with it. Another default is TORCH_NCCL_ASYNC_ERROR_HANDLING=1. If `extraEnv` has a
+    PYTHONPATH, the chart passes it as PADDLE_LAUNCHER_PYTHONPATH, so that it does not replace the image's PYTHONPATH.
+    The folders of `extraEnv` come first in the result's PYTHONPATH.
     """
     passed = {name: value for name, value in settings.environ.items() if name not in FOREIGN_VARIABLES}
     defaults = {

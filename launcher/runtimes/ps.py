@@ -81,7 +81,7 @@ class PsRuntime(CollectiveRuntime):
         return [_describe(attempt, "pserver", k) for k in range(len(numbers))]
 
     def trainers(self, attempt: RankAttempt) -> list[ProcessSpec]:
-        """Return the trainers of this rank."""
+        """Create the script's folders (`create_script_folders`); return the trainers of this rank."""
         create_script_folders(attempt)
         return [_describe(attempt, "trainer", k) for k in range(attempt.settings.processes_per_pod)]
 

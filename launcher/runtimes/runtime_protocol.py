@@ -34,7 +34,8 @@ class RankAttempt:
     Paddle would resolve a name often."""
     settings: TrainSettings
     attempt: int
-    """Number of the attempt: 0 for the first start of a run, 1 more for each restart."""
+    """Number of the attempt: 0 for the first start with an output, 1 more for each later start. A run that resumes the
+    output of an earlier run continues the numbers of that run."""
     resume: Position | None
     """The checkpoint to resume from; None: start from scratch."""
     store: str = ""

@@ -1,7 +1,8 @@
 """Export of the model to an S3 bucket (`training.exportTo`).
 
 Rank 0's launcher uses `BucketExport`, which starts this module as a helper process. The helper process uses
-`ModelUpload`; no other process loads boto3. launcher/io/bucket_export_format.py describes the files in the bucket.
+`ModelUpload` and loads boto3, so the launcher itself does not load boto3. launcher/io/bucket_export_format.py describes
+the files in the bucket.
 """
 
 from __future__ import annotations
@@ -74,8 +75,9 @@ class BucketExport:
         """Upload the model and the files about the run.
 
         Returns:
-            {"to": address of the folder, "finished": time of the upload in Unix seconds, "objects": number of uploaded
-            files, "bytes": sum of their sizes}.
+            {"to": address of the folder, "finished": time of the upload in Unix seconds, "objects": number of files of
+            the export, "bytes": sum of their sizes}. If an earlier start has uploaded the same model, these are the
+            values of that upload.
 
         Raises:
             ExportError: the upload failed; the model in output/ is not affected.
@@ -175,8 +177,8 @@ class ModelUpload:
         If _SUCCESS.json lists the same model files already, only latest.json is written.
 
         Returns:
-            {"to": address of the folder, "finished": time of the upload in Unix seconds, "objects": number of
-            uploaded files, "bytes": sum of their sizes}.
+            {"to": address of the folder, "finished": time of the upload in Unix seconds, "objects": number of files in
+            _SUCCESS.json, "bytes": sum of their sizes}.
 
         Raises:
             ExportError: _SUCCESS.json belongs to another training or is damaged, there is no model, a file has an
@@ -352,7 +354,7 @@ def export(request: Mapping[str, Any]) -> dict[str, Any]:
             often the upload of each object is tried) and `base` (seconds before the second try).
 
     Raises:
-        ExportError: the bucket cannot be written, or belongs to another training.
+        ExportError: the bucket cannot be written, the folder belongs to another training, or there is no model to copy.
         UnfitError: this pod has no credentials; another pod may get them.
     """
     settings = TrainSettings.from_environ()

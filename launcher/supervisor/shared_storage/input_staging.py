@@ -82,10 +82,13 @@ def stage_inputs(
     program: Path,
     check: Callable[[], None] = lambda: None,
 ) -> str:
-    """Copy shard, side tables and program to the pod's own disk, verify the copies, and return the program's digest.
+    """Copy shard, side tables and program to the pod's own disk, and return the program's digest.
 
     The test set, on ranks that need it, and the Python packages of `training.packages` are copied, too. The data and
     the progress.json that an earlier container left in the work folder are not trusted, and are removed first.
+
+    The data that is read from the storage is verified, but the copy of the data is not read again here. The copy of the
+    program is verified.
 
     Args:
         manifest: manifest of the data; None if the run has no data (`TrainSettings.has_data`).
@@ -93,10 +96,11 @@ def stage_inputs(
         check: called often; an error that it raises stops the copy.
 
     Raises:
-        DataError: a file is missing, does not match the manifest, or is changed during the copy.
-        SettingsError: the files are larger than `workDir.sizeLimit`, or the program has another sha256 than
-            `training.programSha256`.
-        StorageError: the pod's own disk is full.
+        DataError: a file is missing, does not match the manifest, or is changed during the copy; or the archive of
+            `training.packages` is damaged.
+        SettingsError: the files are larger than `workDir.sizeLimit`; or the program has another sha256 than
+            `training.programSha256`; or the storage has no archive of `training.packages`.
+        StorageError, StorageFailedError: the pod's own disk is full, or the shared storage cannot be read.
         UnfitError: the pod's own disk does not return what was written.
     """
     work = settings.work
@@ -165,7 +169,8 @@ def _stage_packages(settings: TrainSettings, check: Callable[[], None]) -> None:
 
     Raises:
         SettingsError: the storage has no such archive.
-        DataError: the archive has another sha256 than its name says.
+        DataError: the archive has another sha256 than its name says, or contains something other than files of
+            packages.
     """
     import tarfile
 

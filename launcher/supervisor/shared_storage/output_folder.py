@@ -6,7 +6,7 @@ trained.
     run.json matches this run                → resume output/
     runs/<id>/run.json matches               → move output/ to runs/ and move that run's folder back to output/
     run.json is another run's                → move output/ to runs/ and start from scratch
-    no readable run.json and no checkpoint   → move output/ to runs/ and start from scratch
+    no readable run.json and no checkpoint   → move output/ to runs/, unless it is empty, and start from scratch
     no readable run.json, but checkpoints    → an error: it is unknown which run saved them
 
 If run.json is damaged or missing, its copy run.copy.json is read. A read error of the storage is retried; if it
@@ -107,7 +107,8 @@ def open_output(
 
     Raises:
         DataError: there are checkpoints, but no readable run.json.
-        LeaseLostError: another run has created output/ in the meantime.
+        LeaseLostError: the lease was lost, or another run has created output/ in the meantime.
+        StorageError, StorageFailedError: the storage cannot be read or written.
     """
     layout, pause = settings.layout, lock.pause
     output = OutputPaths(layout.output)
@@ -134,7 +135,8 @@ def open_output(
 
 
 def _must_be_kept(name: str) -> bool:
-    """Return whether file `name` of an output must be kept; False for run.lock and for temporary files."""
+    """Return whether file `name` of an output must be kept; False for run.lock and for hidden files, such as temporary
+    ones."""
     return not name.startswith((".", "run.lock"))
 
 
@@ -164,7 +166,7 @@ def read_run_record(output: OutputPaths, pause: Callable[[float], None] = time.s
     """Return an output's run record: run.json, else its copy; None if both are missing.
 
     Raises:
-        UnreadableError: run.json is damaged, and there is no intact copy.
+        UnreadableError: run.json or its copy is damaged, and neither of the two is intact.
     """
     found, damage = run_record.read(output, pause)
     if damage is not None and found is None:
@@ -195,7 +197,10 @@ def read_if_intact(read: Callable[[], T | None], default: T) -> T:
 def read_earlier_runs(
     layout: JobPaths, pause: Callable[[float], None]
 ) -> Iterator[tuple[OutputPaths, RunFile]]:
-    """Yield (folder, run record) of each run in runs/; the record is empty if it is absent or damaged."""
+    """Yield (folder, run record) of each run in runs/; the record is empty if it is absent or damaged.
+
+    Links and folders with a hidden name are left out.
+    """
     for name in files.list_names(layout.runs, pause):
         # A hidden name: `clean` is removing the run. A link: it may lead out of the job's folder.
         if not name.startswith(".") and not layout.run(name).is_symlink():
@@ -211,16 +216,16 @@ def find_previous_model(
 ) -> str:
     """Return the value of training.initModelPath that `previous` stands for; "" if no run is complete yet.
 
-    The value is the path of the newest complete run in runs/ with the same program as this run. If runs/ has no
-    complete run, the value is the address of the job's newest export. Rank 0 calls this once for each output, after it
-    has moved the earlier output to runs/.
+    The value is the path of the newest complete run in runs/ with the same program as this run. Only runs with a
+    complete folder model/ count. If runs/ has no such run, the value is the address of the job's newest export, if this
+    export has the same program. Rank 0 calls this once for each output, after it has moved the earlier output to runs/.
 
     Args:
         program: sha256 of this run's program.
         exported: `to` (address) and `program` (sha256) of the newest export; None if there is none.
 
     Raises:
-        SettingsError: there are complete runs, but all of them trained another program.
+        SettingsError: there are complete runs, or an export, but all of them are of another program.
     """
     layout = settings.layout
     found: list[tuple[float, str, Any]] = []
@@ -284,7 +289,7 @@ def _replace_output(
         back: the folder in runs/ that becomes output/; None: an empty folder.
 
     Raises:
-        LeaseLostError: another run created output/ between the two moves.
+        LeaseLostError: the lease was lost, or another run created output/ between the two moves.
         StorageError, StorageFailedError: the storage cannot be written.
     """
     with files.storage_errors(layout.job), lock.pause_renewals():

@@ -53,7 +53,11 @@ MAX_GRACE_SECONDS = 3600  # of the chart's training.terminationGracePeriodSecond
 
 
 class LeaseLostError(UnfitError):
-    """This run has lost the lease, or may have lost it: it expired, another run took it, or the file was removed."""
+    """This run has lost the lease, or may have lost it.
+
+    The lease expired, another run took the lease or created output/, run.lock was removed, or this pod itself released
+    the lease.
+    """
 
 
 class OutputLease:

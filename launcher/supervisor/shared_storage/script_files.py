@@ -45,12 +45,13 @@ def keep_script_files(
 ) -> None:
     """Copy the new files that match `patterns` to the folder `target`; warn about the others, which will be lost.
 
-    Each copy appears under its name only when it is complete. An error is only logged, because the training is already
-    over.
+    Each copy appears under its name only when it is complete. An error ends the copies and is only logged, because the
+    training is already over.
 
     Args:
         program: the script's working folder.
-        since: Unix time in seconds at which the script's first process was started.
+        since: Unix time in seconds from which on a written file counts as new. The launcher uses the time before it
+            starts the script's first process, after it has copied the program.
         patterns: patterns of the module fnmatch, in which `*` also matches a path of several folders.
         check: called often during the copy; if it raises an error, the copy stops.
     """

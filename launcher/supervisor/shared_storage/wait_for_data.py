@@ -119,7 +119,8 @@ def await_data(settings: TrainSettings) -> None:
     """Wait until the data of this run is published; this is the command `await-data` of the pods' init container.
 
     Raises:
-        DataError: the data Job failed, or the data does not fit this run.
+        DataError: the data Job failed or is not active, or the data is damaged or does not fit this run.
+        StorageError, StorageFailedError: a file cannot be read.
         StoppedError: this process received SIGTERM or SIGINT.
     """
     start_logging(f"await-data {settings.completion_index}", settings.log_format)
