@@ -186,13 +186,14 @@ class ModelWriter:
         self.temp = folder.with_name(f".{folder.name}.attempt-{attempt}.tmp")
 
     def create(self, tables: Mapping[str, ModelTable]) -> None:
-        """Remove the temporary folders of earlier attempts, and create a new one with the files of the tables.
+        """Remove the temporary folders of all attempts, and create a new one with the files of the tables.
 
         Args:
             tables: name of each table → its number of rows and width.
 
         Raises:
-            StorageError: the volume has not enough free space. Nothing is created in this case.
+            StorageError: the volume has not enough free space (nothing is created in this case), or cannot be written.
+            StorageFailedError: the volume fails.
         """
         needed = MARGIN_BYTES + sum(table.rows * (8 + 4 * table.width) for table in tables.values())
         with files.storage_errors(self.folder):
@@ -222,6 +223,7 @@ class ModelWriter:
 
         Raises:
             DataError: the model cannot be scored, or metrics() returned nothing.
+            SettingsError: metrics() of the program failed.
             StorageError, StorageFailedError: the volume is full or fails.
         """
         temp = self.temp
@@ -352,14 +354,17 @@ def export_model(
         program: the training program.
         trainer: this trainer.
         log: this trainer's log.
-        test: the test set, which only trainer 0 needs; None if this trainer's pod has no test set.
+        test: the test set, which only trainer 0 needs; None if this trainer's pod has no test set. If trainer 0 has no
+            test set, no model gets its final name.
         at: position of the checkpoint.
 
     Raises:
         StorageError: the volume is full.
-        StorageFailedError: the volume fails. Or a file of the checkpoint is damaged, and the checkpoint was marked as
-            rejected.
-        DataError: the model cannot be scored, or two ranks saved the same id.
+        StorageFailedError: the volume fails. Or a file of the checkpoint is damaged or missing, and the checkpoint was
+            marked as rejected.
+        CheckpointError: contents.json of the checkpoint is missing or damaged.
+        DataError: the model cannot be scored, metrics() returned nothing, or two servers saved the same id.
+        SettingsError: metrics() of the program failed.
     """
     began, settings = time.monotonic(), trainer.settings
     folder = OutputPaths(settings.layout.output).model
@@ -421,7 +426,9 @@ def _map_ids(settings: ProcessSettings, at: Position) -> dict[str, list[Ids]]:
     The arrays are memory-mapped if possible. Each rank verifies the checksums of the ids in its share of the files.
 
     Raises:
-        StorageFailedError: ids have changed since they were saved. The checkpoint was marked as rejected.
+        StorageFailedError: ids have changed since they were saved, or a file of rows is missing or damaged. The
+            checkpoint was marked as rejected.
+        CheckpointError: contents.json of the checkpoint is missing or damaged.
     """
     folder = OutputPaths(settings.layout.output).checkpoint(at)
     contents = checkpoints.read_contents(folder)

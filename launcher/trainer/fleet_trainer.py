@@ -204,7 +204,9 @@ def run_pserver(settings: ProcessSettings, program: TrainingProgram) -> None:
     """Run as pserver: hold a share of the parameters, and serve the trainers until trainer 0 stops all servers.
 
     Raises:
-        SettingsError: the layout of Paddle's memory is not the expected one, or the program cannot be trained.
+        SettingsError: the layout of Paddle's memory is not the expected one, the program cannot be trained, or this
+            pserver would get no shard.
+        CheckpointError: contents.json of the checkpoint is missing or damaged.
     """
     path = socket_path(settings.work_dir, settings.server)
     path.unlink(missing_ok=True)  # the socket of an earlier attempt

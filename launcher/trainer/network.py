@@ -41,8 +41,8 @@ from launcher.trainer.record_files import Arrays
 from launcher.trainer.server_tables import EmbeddingTable, OptimizerRule, RowShape
 
 ROWS = 61
-"""Number of rows with which `check_batch` is called. It is a prime number, so that hardly any width equals or divides
-it, and a wrong shape is noticed."""
+"""Largest number of rows with which `check_batch` is called; fewer if the data has fewer rows. It is a prime number, so
+that hardly any width equals or divides it, and a wrong shape is noticed."""
 COMBINING = ("elementwise_", "bce_loss", "log_loss", "huber_loss", "sigmoid_cross_entropy", "kldiv_loss")
 """Beginnings of the names of Paddle's operators that combine a label with a prediction of the same shape."""
 SHAPES = "See network(data, job) in launcher/programs/README.md."
@@ -137,7 +137,8 @@ def check_batch(
         batch: the inputs of the rows, with the label.
 
     Returns:
-        The names of the scores; empty if metrics() fails and all rows have the same label, as for an AUC.
+        The names of the scores; empty if metrics() raises ValueError or ArithmeticError and all rows have the same
+        label, as for an AUC.
 
     Raises:
         SettingsError: the prediction has another number of rows than the batch, metrics() fails for another reason, or

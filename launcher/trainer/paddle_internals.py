@@ -120,7 +120,8 @@ def optimizer_rule(optimizer: Any, table: str = "") -> OptimizerRule:
         table: name of the table that `optimizer` trains; "" if it trains the dense parameters.
 
     Raises:
-        ValueError: the servers do not have this optimizer, or ignore one of its arguments.
+        ValueError: the servers do not have this optimizer, or ignore one of its arguments. Or Adagrad's
+            initial_accumulator_value is not above 0.
         TypeError: the learning rate is not a number.
     """
     what = f"embedding {table!r}" if table else "the network"

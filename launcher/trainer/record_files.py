@@ -53,7 +53,10 @@ def record_dtype(inputs: Mapping[str, Ids | Real]) -> np.dtype[Any]:
 
 
 def split_inputs(records: NDArray[Any]) -> Arrays:
-    """Return one contiguous array for each input, with the values of all records. The values are copied."""
+    """Return one contiguous array for each input, with the values of all records.
+
+    The values of two or more records are copied. The arrays of a single record may be views of `records`.
+    """
     return {name: np.ascontiguousarray(records[name]) for name in records.dtype.names or ()}
 
 
@@ -399,7 +402,7 @@ class Records:
         files.write_json(self._folder / INDEX, files.with_checksum(index))
 
     def batches(self, steps: int, seed: tuple[int, ...], done: int = 0) -> Iterator[Arrays]:
-        """Yield the rows of one pass in a shuffled order, as exactly `steps` batches.
+        """Yield the rows of one pass in a shuffled order, as `steps` batches; the first `done` batches are skipped.
 
         The files are shuffled, and then the rows within each group of WINDOW_FILES files. A pass has every row once,
         and the sizes of batches differ by at most one row. All ranks take the same number of steps, because a
@@ -465,7 +468,7 @@ class Records:
         return np.concatenate([self._map(file).view(self.dtype)[:, 0][name] for file in self._files])
 
     def _map(self, file: RecordFile) -> Bytes:
-        """Return the records of a file, memory-mapped. The first call for a file in this process verifies its checksum.
+        """Return the records of a file, memory-mapped. The first call of this object for a file verifies its checksum.
 
         Raises:
             UnfitError: the checksum is wrong. In this case index.json was removed, so that the next start parses the

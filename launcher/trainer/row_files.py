@@ -164,8 +164,8 @@ def read_shard(
             were yielded.
 
     Raises:
-        DataError: the header does not fit `shape`, `shards` or the size of the file. Or ids are not ascending or belong
-            to another shard. Or the sha256 differs.
+        DataError: the header does not fit `shape`, `shards`, or the name or the size of the file. Or ids are not
+            ascending or belong to another shard. Or the sha256 differs.
         OSError: the file cannot be read.
     """
     digest = hashlib.sha256()

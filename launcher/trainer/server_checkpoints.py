@@ -62,8 +62,8 @@ class Checkpoints:
         self.first = trainer.settings.rank == 0
         self.output = OutputPaths(trainer.settings.layout.output)
         self.expected_bytes = 0
-        """Size of the newest checkpoint in bytes; an estimate if this checkpoint is still being written. The number is
-        the same on every rank."""
+        """Size of the newest checkpoint in bytes; an estimate if this checkpoint is still being written; 0 before the
+        first checkpoint. The number is the same on every rank."""
         self._exchange = RankExchange(
             self.settings.rank,
             self.settings.trainers,
@@ -93,8 +93,9 @@ class Checkpoints:
                 so far.
 
         Raises:
-            DivergedError: a parameter or a row of a table is NaN or infinite.
+            DivergedError: a dense parameter or a compared row is NaN or infinite.
             StorageError, StorageFailedError: the checkpoint could not be written, or has wrong values.
+            GangError: a pserver has exited, or failed in another way.
         """
         trainer, trainers, settings = self.trainer, self.trainer.trainers, self.settings
         began = time.monotonic()
@@ -238,11 +239,13 @@ class Checkpoints:
             The model of training.initModelPath; None if training resumes, or if training.initModelPath is not set.
 
         Raises:
-            SettingsError: the program's tables differ from the tables of the checkpoint or of the initial model, or
-                training.initModelPath has no model.
-            CheckpointError: contents.json of the checkpoint is damaged.
-            StorageFailedError: a file of the checkpoint is damaged or missing. The checkpoint was marked as rejected.
-            DataError: the initial model is damaged.
+            SettingsError: the program's tables differ from the tables of the checkpoint, the program's tables or dense
+                parameters differ from the initial model, or training.initModelPath has no model.
+            CheckpointError: contents.json of the checkpoint is missing or damaged.
+            StorageFailedError: a file with dense parameters is damaged or missing. The checkpoint was marked as
+                rejected.
+            DataError, GangError, UnfitError, StorageError: the initial model is damaged or cannot be read; see
+                `InitialModel.find`.
         """
         contents = self.settings.resumed
         if contents is None:
@@ -271,7 +274,9 @@ class Checkpoints:
         Raises:
             StorageFailedError: a file is damaged, or the servers' values differ from the files. The checkpoint was
                 marked as rejected.
-            GangError: the servers' or this trainer's values differ from the initial model.
+            SettingsError: the checkpoint has other dense parameters than the program, or another optimizer.
+            GangError: the servers' or this trainer's values differ from the initial model, or a pserver failed.
+            DataError: a file of the initial model has changed since it was saved.
         """
         contents = self.settings.resumed
         if contents is None:
@@ -332,11 +337,14 @@ class Checkpoints:
     def _load_servers(self, contents: CheckpointContents) -> None:
         """Let all servers load the checkpoint. Then pull the dense parameters into this trainer.
 
+        The servers do not have the parameters that are never trained, so each trainer reads these from the checkpoint.
         All trainers call this together. At the end trainer 0 compares the servers' values with the checkpoint.
 
         Raises:
             StorageFailedError: a file is damaged, or the servers' values differ from the files. The checkpoint was
                 marked as rejected.
+            SettingsError: the checkpoint has other dense parameters than the program, or another optimizer.
+            GangError: a pserver has exited, or failed in another way.
         """
         folder = self.output.checkpoint(contents.position)
         saved = server_tables.load_arrays(folder / PARAMETERS)

@@ -22,8 +22,8 @@ calls functions that Paddle's C++ library exports, and relies on these facts, wh
 `ServerMemory` checks all of this when the server starts. It creates a few rows with exported functions, compares the
 rows that it finds in memory with the answers of exported functions, and lets Paddle delete these rows again. It sets
 the dense parameters with an exported function, looks for these numbers in memory, and compares the optimizer's state
-with the known initial values. Until these checks have succeeded, it reads memory only through /proc/self/mem, where a
-wrong address is an error instead of a crash.
+with the known initial values. Until it has checked the addresses of a table's rows, it reads memory only through
+/proc/self/mem, where a wrong address is an error instead of a crash.
 
 `PendingPushes` finds the queues of Paddle's client in the same way: it searches the lists to which
 `FleetWrapper::worker_ptr_` leads. In memory, each queue lies directly after a block that counts the references to it.
@@ -199,7 +199,7 @@ def _follow_list(node: int, words: int) -> Iterator[list[int]]:
         words: number of words of a node, with the first word.
 
     Raises:
-        LayoutError: a node is not in mapped memory, or the list has more than MOST_TABLES nodes.
+        LayoutError: a node is not in mapped memory, or the list has MOST_TABLES nodes or more.
     """
     for _ in range(MOST_TABLES):
         if not node:

@@ -71,10 +71,11 @@ def read_rows(
     Args:
         file: path of the file.
         form: the format of the rows.
-        found: gets the file's name, the number of its rows, and for csv the line at which each row starts. The caller
-            needs these for messages. None if the caller does not need them.
+        found: gets the file's name, and for csv the number of rows and the line at which each row starts. The caller
+            needs these for messages. It gets nothing for a Parquet file. None if the caller does not need them.
         limit: yield at most this number of rows; None for all rows.
-        report: called now and then with a text about the progress; None for no reports.
+        report: called now and then with a text about the progress; None for no reports. It is not called for a Parquet
+            file.
         archive: if the file is an archive, the member with the rows, and the side tables to copy.
 
     Raises:
