@@ -30,7 +30,7 @@ FORMAT = re.sub(r"@font-face {{.*?}}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).
 def main() -> None:
     """Write both pictures. The job's folder is the only argument of the command line."""
     folder = Path(sys.argv[1]).resolve()
-    view = replace(FolderSession(folder).read_view(log=True), where=folder.name)  # no path of this machine
+    view = replace(FolderSession(folder).read_view(), where=folder.name)  # no path of this machine
     console = Console(record=True, width=96, file=io.StringIO(), force_terminal=True)
     console.print(status_screen(view))
     title = f"python -m launcher status --path {folder.name}"

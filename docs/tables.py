@@ -11,6 +11,7 @@ import json
 import re
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -226,7 +227,7 @@ def values_schema(chart: Path) -> str:
 
 
 CHARTS = [ROOT / "charts" / name for name in ("paddle-training", "paddle-serving")]
-PAGES = {
+PAGES: dict[Path, Callable[[], str]] = {
     **{chart / "values.schema.json": functools.partial(values_schema, chart) for chart in CHARTS},
     REFERENCE / "settings.md": settings_page,
     REFERENCE / "commands.md": commands_page,

@@ -380,7 +380,7 @@ class ClusterSettings(Section):
 
 
 class NodesSettings(Section):
-    """The machines on which the pods run (target `aws`): one managed node group."""
+    """The machines on which the pods run (target `aws`), in managed node groups."""
 
     capacity: Literal["ON_DEMAND", "SPOT"] = "ON_DEMAND"
     """On-demand instances, or spot instances (cheaper, but AWS may reclaim them)."""
@@ -418,8 +418,8 @@ class NodesSettings(Section):
     20 to 16384.
     """
     ami_release: str = Field(default="", pattern=r"^(newest|[0-9]+\.[0-9]+\.[0-9]+-[0-9]{8})?$")
-    """Release of the machine image. Empty: existing nodes keep theirs. `newest`: the newest one at each `pulumi up`;
-    another release replaces all nodes.
+    """Release of the machine image. Empty: existing nodes keep theirs until `cluster.version` changes. `newest`: the
+    newest one at each `pulumi up`; another release replaces all nodes.
 
     Must be a release of the EKS machine image, newest, or an empty text: another release replaces all nodes, one by
     one. Fix: use a release such as 1.35.2-20261109, newest, or an empty text, which keeps the release of the nodes.
@@ -646,8 +646,8 @@ class Settings(Section):
         Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_check_tag_key)],
         Annotated[str, Field(max_length=256)],
     ] = Field(default={}, max_length=40)
-    """Your own tags for every AWS resource of the stack; the program adds tags that identify the stack. A changed tag
-    replaces all nodes, one after the other.
+    """Your own tags for the AWS resources of the stack, except objects in its bucket; the program adds tags that
+    identify the stack. A changed tag replaces all nodes, one after the other.
 
     Must be at most 40 tags, with keys of 1 to 128 characters that do not begin with aws:, and values of at most 256:
     AWS accepts no other tags. Fix: shorten or remove the tag.
@@ -768,7 +768,8 @@ def read_stack_config(folder: Path, stack: str, changes: Sequence[str] = ()) -> 
     as in `nodes.desired`. A KEY without a namespace gets `paddle-training:`.
 
     Raises:
-        SettingsError: the file does not exist or contains no YAML mapping, or a change has no key or no `=`.
+        SettingsError: the file does not exist or contains no YAML mapping; a change has no key or no `=`, or its VALUE
+            is no YAML.
     """
     stacks = sorted(path.name.split(".")[1] for path in folder.glob("Pulumi.*.yaml"))
     if stack not in stacks:
@@ -783,7 +784,13 @@ def read_stack_config(folder: Path, stack: str, changes: Sequence[str] = ()) -> 
             limit = "KEY=VALUE: a change has a key and a value. Fix: write for example nodes.desired=1"
             raise SettingsError([Problem("SET", change, limit)])
         first, *below = name.split(".")
-        value = yaml.safe_load(text)
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            limit = f"KEY=VALUE with a VALUE in YAML: {' '.join(str(error).split())}"
+            raise SettingsError(
+                [Problem("SET", change, f"{limit}. Fix: write for example nodes.desired=1")]
+            ) from None
         for key in reversed(below):
             value = {key: value}
         found = merge_values(found, {_full_key(first): value})

@@ -24,7 +24,8 @@ from infra.training import DATA_LOSS_NOTE, ENFORCE_LABEL, OWNER_LABEL, Training
 def check_cluster(inputs: StackInputs) -> None:
     """Check that the stack can be installed on the existing cluster of the settings.
 
-    If the API server rejects a request with status 403, this function checks nothing more and raises no error.
+    If the API server rejects a request with status 403, what depends on its answer is not checked: a user who may not
+    read namespaces may still be allowed to install a release.
 
     Raises:
         SettingsError: the cluster cannot be read for another reason; the namespace belongs to another owner or does not
@@ -43,24 +44,23 @@ def check_cluster(inputs: StackInputs) -> None:
 
     try:
         labels = training.read_cluster(kubeconfig, context, read_labels)
-        revisions = []
-        if release.keep_manual_values:
-            revisions = training.read_revisions(kubeconfig, context, name, release.name)
+        if text := namespace_problem(inputs, labels):
+            raise SettingsError([settings.problem("namespace.name", text)])
+        if release.keep_manual_values and not training.read_revisions(
+            kubeconfig, context, name, release.name
+        ):
+            why = f"namespace {name} has no release {release.name}"
+            text = f"false until the release exists: {why}. Fix: set it to false for the first pulumi up"
+            raise SettingsError([settings.problem("release.keepManualValues", text)])
     except training.UnreadableError as error:
         if error.status == 403:
-            return  # a user who may not read namespaces may still be allowed to install a release
+            return
         fix = (
             "start the cluster (make cluster for the local one) or correct the kubeconfig. If the cluster no longer "
             "exists, remove its state: PULUMI_K8S_DELETE_UNREACHABLE=true pulumi destroy --refresh"
         )
         text = f"the context of a reachable cluster in {settings.kubeconfig.path}: {error}. Fix: {fix}"
         raise SettingsError([settings.problem("kubeconfig.context", text)]) from error
-    if text := namespace_problem(inputs, labels):
-        raise SettingsError([settings.problem("namespace.name", text)])
-    if release.keep_manual_values and not revisions:
-        why = f"namespace {name} has no release {release.name}"
-        text = f"false until the release exists: {why}. Fix: set it to false for the first pulumi up"
-        raise SettingsError([settings.problem("release.keepManualValues", text)])
 
 
 def namespace_problem(inputs: StackInputs, labels: Mapping[str, str] | None) -> str:

@@ -107,7 +107,7 @@ def image(runtime: Runtime = "fleet") -> None:
 
 @app.command()
 def sources(to: Target = SOURCES) -> None:
-    """Download the examples' data."""
+    """Download the examples' data (the rows of ctr are generated, see docs/how-to/clusters.md)."""
     example_data.ensure_wheels(to)
     console.success(f"the examples' data is in {to}")
 
@@ -154,6 +154,10 @@ def path() -> None:
     typer.echo(local_stack.tool_environment()["PATH"])
 
 
+INTERRUPTED = 130
+"""Exit code of typer after SIGINT (Ctrl-C)."""
+
+
 def main() -> None:
     """Run one command; print a LocalError as a message and exit with code 1."""
     os.environ["PATH"] = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
@@ -163,11 +167,12 @@ def main() -> None:
     except LocalError as problem:
         console.error(str(problem))
         sys.exit(1)
-    except KeyboardInterrupt:
-        console.error(
-            "interrupted; `make demo` continues from here, `make down` stops and removes everything"
-        )
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            console.error(
+                "interrupted; `make demo` continues from here, `make down` stops and removes everything"
+            )
+        raise
 
 
 if __name__ == "__main__":

@@ -50,6 +50,11 @@ def import_into(node: Node, layout: Path, image: str) -> bool:
         _import_layers(node, layout, image, present)
         if image in image_names(node):
             break
+    else:
+        raise LocalError(
+            f"{image} is incomplete in {node.name}, although all its layers were imported. Fix: repeat the command "
+            "that you typed; if that does not help: python3 local/bootstrap.py down --wipe, then make demo"
+        )
     _run_ctr(node, "images", "label", image, _PINNED)
     return True
 

@@ -72,6 +72,8 @@ def test_price_table_has_only_types_of_ec2() -> None:
 def test_read_stack_invalid_change_or_unknown_stack_raises() -> None:
     with pytest.raises(SettingsError, match=r"SET is 'nodes.desired', but must be KEY=VALUE"):
         read_stack("dev", ["nodes.desired"])
+    with pytest.raises(SettingsError, match=r"SET is 'nodes.desired=\[', but must be .* YAML: while parsing"):
+        read_stack("dev", ["nodes.desired=["])
     with pytest.raises(
         SettingsError, match=r"STACK is 'nowhere', but must be one of dev.*: there is no Pulumi.nowhere.yaml"
     ):

@@ -36,9 +36,12 @@ class _Api(BaseHTTPRequestHandler):
 
     namespace: dict[str, Any] | None = None
     status = 200
+    secrets_status = 200
     releases = 0
 
     def do_GET(self) -> None:
+        if "/secrets" in self.path and self.secrets_status != 200:
+            self.status = self.secrets_status
         found = self.namespace is not None and self.status == 200
         body: dict[str, Any] = {"kind": "Namespace", "metadata": self.namespace}
         if "/secrets" in self.path:
@@ -96,6 +99,9 @@ def _preflight(path: str, error: str, context: str = "local", **keys: Any) -> No
         (None, {"status": 403}, {}, ""),
         ({"labels": OURS_LABEL}, {"releases": 0}, KEPT, "keepManualValues"),
         ({"labels": OURS_LABEL}, {"releases": 1}, KEPT, ""),
+        # A user who may read namespaces, but no Secrets.
+        ({"labels": OURS_LABEL}, {"secrets_status": 403}, KEPT, ""),
+        ({"labels": {OWNER_LABEL: "x"}}, {"secrets_status": 403}, KEPT, "stack x"),
         (None, {}, {"context": "prod"}, "prod"),
     ],
 )
