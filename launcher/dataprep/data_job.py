@@ -215,6 +215,7 @@ class DataPod:
     def _make_work_folder(self, size: int) -> bool:
         """Create the work folder with a folder for each shard; return False if the work folder exists already.
 
+        With data.format files, the work folder gets the folder files/ instead of those of the shards.
         `size` is the size of the source in bytes. Raise `StorageError` if fewer bytes are free on the storage.
         """
         if self._work.parts.is_dir():

@@ -112,7 +112,10 @@ class SourceObject:
 
 @dataclass(frozen=True, slots=True)
 class ByteRange:
-    """A range of an object: all lines that start at the bytes `begin` (included) to `end` (excluded)."""
+    """A range of an object: all lines that start at the bytes `begin` (included) to `end` (excluded).
+
+    Of a Parquet file, these are all row groups that start at these bytes.
+    """
 
     object: SourceObject
     begin: int

@@ -5,15 +5,16 @@ list) only after ENOENT or ENOTDIR, so a failing storage is never mistaken for a
 
     ENOENT, ENOTDIR                              the file is absent
     ENOSPC, EDQUOT, EACCES, EPERM, EROFS         StorageError (exit code 75): final, the user must act
-    EIO, ESTALE, ETIMEDOUT, ENOTCONN, EREMOTEIO  StorageFailedError (exit code 71): perhaps temporary. Reads
-                                                 are retried for 20 s, then Kubernetes starts another pod
+    EIO, ESTALE, ETIMEDOUT, ENOTCONN, EREMOTEIO  StorageFailedError (exit code 71): perhaps temporary. Work in
+                                                 `retry_storage`, such as the reads of this module, is repeated for
+                                                 20 s. Then Kubernetes starts another pod
     EISDIR, ELOOP                                StorageError (75): a folder or a link has the file's name
     any other                                    the OSError itself: a bug of the launcher
 
-Reads have an argument `sleep`, a function that waits for the given number of seconds before a retry; it may raise to
-stop the retries. Writes and copies have an argument `check`, a function that may raise to stop the work. Writes call
-`check` right before they replace the file, because this process may have lost the right to write. Copies and sha256
-call `check` for every block of 1 MiB.
+These reads have an argument `sleep`, a function that waits for the given number of seconds before a retry; it may
+raise to stop the retries. Writes and copies have an argument `check`, a function that may raise to stop the work.
+Writes call `check` right before they replace the file, because this process may have lost the right to write. Copies
+and sha256 call `check` for every block of 1 MiB.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ often: `check` raises `CancelledError` once the jobs must stop."""
 THREADS = 8
 """Number of threads. So many hide the latency of a network storage, and S3's client has connections for 10."""
 _AHEAD = 4 * THREADS
-"""Jobs that are started before the first of their results is taken. The limit saves memory."""
+"""Largest number of started jobs whose results are not taken yet when the next job starts. The limit saves memory."""
 _WAIT_SECONDS = 1.0
 
 
