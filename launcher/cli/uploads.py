@@ -236,7 +236,8 @@ def send(storage: Storage, upload: Upload, replace: bool) -> str:
 
     Raises:
         OtherContentError: the storage has other content with that name, and `replace` is False.
-        CliError: the storage is full, or the connection failed; the storage was not changed.
+        CliError: the storage is full, or the connection failed; the storage was not changed. Only if the connection
+            failed after the last byte was sent, the upload may be complete.
     """
     root = storage.sibling(upload.folder) if upload.folder else storage
     path, size = str(root.job / upload.name), ("--bytes", str(upload.size))
@@ -297,7 +298,8 @@ def check_program(
 ) -> str:
     """Load a program, parse the first rows of a local data file, and train on some of them.
 
-    Return what was checked, in one sentence. Raises LauncherError if the program or a row is invalid.
+    The program is not loaded if numpy, the right version of Paddle, or side tables that it needs are missing on this
+    machine. Return what was checked, in one sentence. Raises LauncherError if the program or a row is invalid.
 
     Args:
         config: the program's main file.
