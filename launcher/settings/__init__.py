@@ -253,7 +253,7 @@ class TrainSettings(PodSettings):
     """Dense ports; runtime fleet starts one parameter server on each."""
     ports_num_sparse: int = variable("CONF_PADDLE_PORTS_NUM_SPARSE", value="portsNumSparse")
     gradient_num: int = variable("CONF_PADDLE_GRADIENT_NUM", value="gradientNum")
-    """Trainers that a synchronous step waits for; equal to `trainers`."""
+    """Trainers that a synchronous step waits for; equal to `trainers`, and to `max_trainers` in an elastic run."""
     trainer_count: int = variable("TRAINER_COUNT", value="trainerCount")
     """Worker threads of one trainer."""
     webhook: str = variable(
@@ -272,7 +272,7 @@ class TrainSettings(PodSettings):
     gpus_per_pod: int = setting("release.gpusPerPod")
     """GPUs of each pod (resources.limits), for runtime collective."""
     start_from_scratch: str = setting("startFromScratch")
-    """A new text discards the output and starts from scratch."""
+    """A text that no earlier run of this job had moves the output to runs/, and starts from scratch."""
     runtime: str = setting("runtime")
     rendezvous: str = setting("rendezvous")
     """`lease` or `api`: how ranks find rank 0."""
@@ -329,8 +329,10 @@ class TrainSettings(PodSettings):
     checkpoint_every_batches: int = setting("training.checkpointEvery.batches", 0)
     """Batches between two checkpoints inside a pass; 0: none."""
     checkpoint_every_minutes: float = setting("training.checkpointEvery.minutes", 0.0)
-    """Minutes between two checkpoints inside a pass; every rank converts them to the same number of batches. 0: no such
-    checkpoints. Always 0 if `checkpoint_every_batches` is set, and with runtime v1."""
+    """Minutes between two checkpoints inside a pass; 0: no such checkpoints.
+
+    With runtime fleet every rank converts the minutes to the same number of batches. For a script, process 0 measures
+    the time. The value is always 0 if `checkpoint_every_batches` is set, and with runtime v1."""
     keep_checkpoints: int = setting("training.keepCheckpoints")
     """How many of the newest checkpoints are kept."""
     keep_best: str = setting("training.keepBest")
