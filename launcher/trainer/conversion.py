@@ -1,8 +1,8 @@
 """Convert staged text to record files, in parallel: parse each row once with the program's parse().
 
-The launcher runs this module as a helper process (launcher/io/helper_protocol.py) after staging. A trainer that finds
-no records converts the text itself. Records are used again as long as text, program, options and side tables are the
-same.
+The launcher runs this module as a helper process (launcher/io/helper_protocol.py) after staging, but not for a small
+shard (CONVERT_BYTES in launcher/runtimes/fleet.py). A trainer that finds no records converts the text itself. Records
+are used again as long as text, program, options and side tables are the same.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 Staging (launcher/supervisor/shared_storage/input_staging.py) copies a small test set to rank 0's pod only, and a large
 test set to all pods. So trainer 0 predicts a small test set alone. Of a large test set, each trainer predicts a share.
+In an elastic run, a small test set is copied to all pods, too, and each trainer predicts a share.
 """
 
 from __future__ import annotations

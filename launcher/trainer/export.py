@@ -5,7 +5,8 @@ model/
   ids.pdmodel, .pdiparams       Paddle's program that calculates ids from inputs; only if network() calculates ids
   embeddings/<table>/           ids.npy (uint64, ascending) and vectors.npy (float32), to be memory-mapped
   model.json                    version, columns, inputs, options, lookups, tables, score
-  program/, tables/             the program's files and side tables, which convert a row to numbers
+  program/, tables/             the program's files, and the side tables that its TABLES names; they convert a row to
+                                numbers
   interface.py                  launcher/program.py, which the program imports
   score.json                    the metrics of this model on the test set
 

@@ -67,7 +67,10 @@ class TrainingProgram:
             raise self.failed(function, error) from error
 
     def record(self) -> dict[str, Any]:
-        """Return the content of program.json: all options with their values, and the texts of the program's files."""
+        """Return the content of program.json: all options with their values, and the texts of the program's .py files.
+
+        `read_program_texts` leaves out files that are too large together.
+        """
         options = {"seed": self.seed, **self.job.options}
         texts = program_folders.read_program_texts(self.path.parent)
         return {"options": {name: str(value) for name, value in options.items()}, "files": texts}

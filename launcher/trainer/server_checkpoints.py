@@ -269,7 +269,9 @@ class Checkpoints:
 
         Returns:
             This rank's totals of the unfinished pass, and a list of (number of finished passes, value of the metric
-            training.keepBest after them) for the run so far. In a new run the totals are 0 and the list is empty.
+            training.keepBest after them) for the run so far. In a new run the totals are 0 and the list is empty. If
+            the checkpoint was saved with another number of trainers, a rank gets the sum of the totals of one or more
+            saved ranks, or totals of 0.
 
         Raises:
             StorageFailedError: a file is damaged, or the servers' values differ from the files. The checkpoint was

@@ -1,7 +1,8 @@
 """Train or check a program in one process without servers, for `python -m launcher try` and the checks of `run`.
 
 The network is of the kind `served` (network.py), like the network of an exported model: looked-up vectors are inputs.
-The tables are in this process' memory (`MemoryTable`). They are trained by the same rules as in the servers.
+The tables are in this process' memory (`MemoryTable`). They are trained by the same rules as in the servers, except
+that the arguments `admit` and `evict` of `Job.embedding` have no effect.
 """
 
 from __future__ import annotations
