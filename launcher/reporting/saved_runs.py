@@ -161,7 +161,8 @@ class SavedRun:
     def pod_hours(self) -> float | None:
         """Hours of the run, multiplied by the number of its training pods; None if unknown.
 
-        It serves to estimate the cost of the nodes.
+        For an elastic run, this is the largest number of training pods that the run can have. It serves to estimate the
+        cost of the nodes.
         """
         trainers = self.record.fingerprint.get("trainers")
         return None if self.seconds is None or not trainers else int(trainers) * self.seconds / 3600

@@ -9,7 +9,7 @@ portsNumSparse  number of reserved ports after these; no process uses them. The 
                 library gloo) through the launcher of rank 0, on peerPort
 gradientNum     the trainers that a synchronous step waits for: always all of them
 trainerCount    worker threads of one trainer; each processes whole batches
-nic             the network interface of the trainers' connections
+nic             the network interface whose address each rank gives to the others, for pservers and trainers
 """
 
 from __future__ import annotations

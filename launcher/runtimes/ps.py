@@ -72,7 +72,8 @@ class PsRuntime(CollectiveRuntime):
     def check(self, settings: TrainSettings) -> None:
         """Check nothing.
 
-        The chart rejects values that do not fit, and the command line rejects a script of another kind.
+        The chart rejects values that do not fit, and the command line rejects a program of runtime fleet. A script that
+        does not itself call Paddle's servers is accepted, because a module that it imports may call them.
         """
 
     def pservers(self, attempt: RankAttempt) -> list[ProcessSpec]:

@@ -82,7 +82,9 @@ class ProcessSpec:
     copy: Path | None = None
     """The file on the shared storage to which the launcher copies the log; None: the log is not copied."""
     ready_ports: tuple[int, ...] = ()
-    """The process is ready when these ports on this rank's host accept connections; empty: it is ready at once."""
+    """The process is ready when these ports on this rank's host accept connections; empty: it is ready at once. The
+    launcher does not wait for the ports of a user's script. It always checks that the ports are free before the
+    start."""
     ends_itself: bool = True
     """False for servers that never exit by themselves: the launcher stops them when all trainers have
     finished."""
@@ -126,8 +128,8 @@ class Runtime(Protocol):
     log_meanings: tuple[LogMeaning, ...] = ()
     """The meanings of texts in the logs of processes.
 
-    The log of a failed process is searched for the texts of all meanings, and the first meaning whose text is found
-    counts. The logs of running processes are searched only for meanings that are fatal.
+    The last lines of the log of a failed process are searched for the texts of all meanings, and the first meaning
+    whose text is found counts. The logs of running processes are searched only for meanings that are fatal.
     """
     reports_progress: bool = False
     """Whether every trainer writes progress.json from its start on. If so, the state of a trainer that has not written

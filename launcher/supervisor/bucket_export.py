@@ -139,7 +139,8 @@ _CHECK_S3 = "check that S3 can be reached from the cluster's nodes."
 class ModelUpload:
     """Uploads one run's model to its folder in the bucket.
 
-    Its methods raise `ExportError` with the reason only; BucketExport adds the consequence and the fix.
+    Its methods raise `ExportError` with the reason, and often with a fix; BucketExport adds the consequence, and a fix
+    if there is none. They raise `UnfitError` if this pod has no credentials.
     """
 
     def __init__(self, settings: TrainSettings, output_id: str, retry: Retry) -> None:

@@ -23,8 +23,8 @@ class Timings:
     """If DNS takes longer than this to look up a missing rank, the coordinator looks up no missing rank for the next
     `log_again` seconds."""
     data_again: float = 60.0
-    """How long a run waits for its data Job to start if the data's manifest is damaged; if the Job starts, it writes
-    the manifest again."""
+    """If the data's manifest is damaged, a run waits at least for this time, and as long as a data Job is at work. A
+    data Job that starts in this time writes the manifest again."""
     silence: float = 10.0
     """The coordinator counts a rank as lost if it has not reported for this time, which is longer than a busy node
     pauses."""

@@ -345,9 +345,9 @@ class Membership:
             body: JSON object with `state` and `seen`, the version of the newest plan that the rank has.
 
         Returns:
-            (HTTP status, JSON body). With status 200 the body is the plan. Status 400 means that the request's body is
-            invalid. Status 409 means that the state is not used, because another pod with the same rank is the valid
-            one.
+            (HTTP status, JSON body). With status 200 the body has the plan (`order`) and its version. Status 400 means
+            that the request's body is invalid. Status 409 means that the state is not used, because another pod with
+            the same rank is the valid one.
         """
         try:
             message = json.loads(body)

@@ -29,7 +29,8 @@ def wait_for_manifest(
         DataError: one of these:
             - data-failed.json says that the data Job of this run failed;
             - the data Job showed no activity for `data.waitSeconds`;
-            - the manifest is damaged, and no data Job was active in the first `timings.data_again` seconds;
+            - the manifest is damaged, this function has waited for `timings.data_again` seconds, and now no data Job is
+              at work, because the file that it touches is absent;
             - the manifest is intact, but `check_manifest` rejects it.
         StorageError, StorageFailedError: a file cannot be read.
     """
