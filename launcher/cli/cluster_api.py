@@ -87,9 +87,9 @@ def connect(kubeconfig: Path | None, context: str | None, namespace: str) -> Clu
             f"the kubeconfig {used} cannot be used: {error}",
             f"choose another one with {choice}; or read a job's folder directly with --path DIR",
         ) from error
+    configuration.retries = False  # the commands decide themselves which calls are retried
     if chosen is None:
         return Cluster(configuration, namespace, "this pod's cluster")
-    configuration.retries = False  # the commands decide themselves which calls are retried
     cluster = Cluster(configuration, namespace, f"context {chosen} ({configuration.host})", chosen)
     cluster.kubeconfig_options = ["--kubeconfig", given] if kubeconfig else []
     cluster.options = [*cluster.kubeconfig_options, *(["--context", context] if context else [])]

@@ -25,7 +25,7 @@ from launcher.cli.releases import SOURCES
 from launcher.cli.storage import Storage, run_json_command
 from launcher.cli.terminal import confirm, report
 from launcher.dataprep.sources import is_hidden
-from launcher.io.files import combine_sums, folder_files, sha256_file
+from launcher.io.files import BLOCK, combine_sums, folder_files, sha256_file
 from launcher.io.open_below import ReaderError
 from launcher.io.program_folders import check_module_names
 from launcher.io.tar_stream import write_tar
@@ -188,7 +188,8 @@ def plan_source(file: Path, data_format: str | None = None) -> Upload:
             rows = hashlib.sha256()
             for path in sorted(entries.values()):
                 with path.open("rb") as content:
-                    hashlib.file_digest(content, lambda: rows)
+                    while block := content.read(BLOCK):
+                        rows.update(block)
             values["data.sha256"] = rows.hexdigest()
         return upload
     upload = Upload(chosen, ((chosen, file),), {"data.source": f"file://{chosen}"}, SOURCES)

@@ -92,10 +92,15 @@ def read_log(session: Session, request: LogRequest) -> Iterator[bytes]:
     function yields one line with the state of the data.
 
     Raises:
-        UsageError: the run does not have this rank or attempt.
+        UsageError: the run does not have this rank or attempt, or an attempt is given for the log of the data.
         CliError: there is no log yet, or the cluster or storage cannot be read.
         DataError: a file that describes the run or its data is damaged.
     """
+    if request.role == "data" and request.attempt is not None:
+        raise UsageError(
+            "--attempt selects a log of training processes, and the preparation of the data has no attempts",
+            "omit --attempt or --role data",
+        )
     if isinstance(session, ClusterSession) and request.attempt is None and request.role in (None, "data"):
         run = session.run()
         is_data = request.role == "data"
@@ -115,7 +120,7 @@ def read_log(session: Session, request: LogRequest) -> Iterator[bytes]:
         job = run.k8s_data_job if rank is None else run.k8s_job
         if job:
             report(f"Job {job} has no pods any more; reading the storage")
-    if request.role == "data" and request.attempt is None:
+    if request.role == "data":
         yield from _describe_data(session)
         return
     yield from _stream_stored(session, request)

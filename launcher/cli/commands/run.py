@@ -10,7 +10,13 @@ import yaml
 
 from launcher.cli.cluster_api import CHART
 from launcher.cli.job_sessions import ClusterSession
-from launcher.cli.launch_training import LaunchOptions, describe_next_steps, launch, plan_trainings
+from launcher.cli.launch_training import (
+    LaunchOptions,
+    complete_values,
+    describe_next_steps,
+    launch,
+    plan_trainings,
+)
 from launcher.cli.releases import Helm
 from launcher.cli.run_display import describe_following, explain_interrupt, follow_run
 from launcher.cli.shared_options import (
@@ -21,7 +27,6 @@ from launcher.cli.shared_options import (
     with_release,
 )
 from launcher.cli.terminal import console, curve_table, print_blocks, print_json, print_line, report
-from launcher.settings import SCRIPT_RUNTIMES
 
 
 @with_options(options=LaunchOptions)
@@ -57,7 +62,7 @@ def run(
     out = console()
     if not out.is_terminal and view.passes:  # the screen on a terminal shows them
         out.print(curve_table({"": view.passes}))
-    print_line(describe_next_steps(session, keep, plan.values.get("runtime") not in SCRIPT_RUNTIMES))
+    print_line(describe_next_steps(session, keep, complete_values(plan.values)["runtime"] == "fleet"))
 
 
 @with_release

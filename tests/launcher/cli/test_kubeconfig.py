@@ -56,6 +56,7 @@ def test_the_account_of_the_pod_is_used_if_nothing_is_given(monkeypatch: pytest.
             monkeypatch.setenv("KUBECONFIG", variable)
         cluster = connect(None, None, "paddle")
         assert (cluster.configuration.host, cluster.context) == ("https://10.0.0.1:443", "")
+        assert cluster.configuration.retries is False, "as with a kubeconfig"
 
 
 BROKEN = {

@@ -4,7 +4,7 @@ import pytest
 
 from launcher.cli import job_sessions
 from launcher.cli.commands import logs
-from launcher.cli.errors import CliError
+from launcher.cli.errors import CliError, UsageError
 
 from .conftest import K8S_JOB, make_job, make_pod
 from .fake_cluster import FakeCluster
@@ -110,3 +110,9 @@ def test_role_data_prints_the_init_container_of_a_rank_if_training_pods_prepare_
 def test_role_data_of_a_release_without_a_data_job_says_so(read):
     out, printed = read(([], []), role="data", k8sDataJob="")
     assert (out, printed) == (b"this release has no data Job (data.enabled is false)\n", [])
+
+
+def test_an_attempt_of_the_data_job_is_rejected_instead_of_printing_a_trainer_log(tmp_path):
+    request = logs.LogRequest(role="data", attempt=0)
+    with pytest.raises(UsageError, match="the preparation of the data has no attempts"):
+        next(logs.read_log(job_sessions.FolderSession(tmp_path), request))
