@@ -56,6 +56,8 @@ def parse_columns(columns: dict, job: Job) -> dict:
 
     The columns of the label and the counts have numbers, the columns of the categories have texts. The inputs get the
     same values as from parse(). This function is faster: it converts each different text of a column only once.
+
+    Raise ValueError if a label is not 0 or 1, or a count is above LARGEST.
     """
     labels = np.asarray(columns["label"])
     if not np.isin(labels, (0, 1)).all():

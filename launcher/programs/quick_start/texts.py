@@ -19,7 +19,10 @@ def inputs(job: Job) -> dict:
 
 
 def parse(row: dict, job: Job) -> dict | None:
-    """Convert one row (column → text) to the network's inputs; return None to skip a neutral text."""
+    """Convert one row (column → text) to the network's inputs; return None to skip a neutral text.
+
+    Raise ValueError for an unknown sentiment.
+    """
     sentiment = row["sentiment"].strip().lower()
     if sentiment in SKIPPED:
         return None
