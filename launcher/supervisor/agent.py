@@ -220,8 +220,9 @@ class ProcessWatchdog:
     def _check_limits(self, now: float) -> None:
         """Kill the processes if rank 0 has been silent, or the main thread stuck, for too long.
 
-        `now` is the monotonic time. After the loss of the output lease, a stuck main thread is given less time. If the
-        main thread is still stuck some time after the kill, exit the launcher.
+        `now` is the monotonic time. After the loss of the output lease, a stuck main thread is given less time. While
+        the main thread is stuck, a coordinator also rejects the states of all ranks. If the main thread is still stuck
+        some time after the kill, exit the launcher.
         """
         t, stuck = self._timings, self.seconds_stuck()
         if now - self._read_orders().heard >= t.orphan + t.stop + 2:

@@ -220,7 +220,8 @@ class Plan(PlanRecord):
     since: float = 0.0
     """Monotonic time of rank 0 at which `do` was decided."""
     addresses: tuple[str, ...] = ()
-    """The IP addresses of the pods that started this attempt, in the order of their places (`place`)."""
+    """The IP addresses of the pods that started this attempt, in the order of their places (`place`). With `wait`,
+    those of the attempt before. Empty until this coordinator has started an attempt."""
     cause: Failure | None = None
     """Why the attempt stops, or why the run failed. With `wait`, why the attempt before stopped. None while the
     processes run without a failure, when the run is complete, and before the first attempt."""
