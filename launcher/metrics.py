@@ -46,10 +46,12 @@ class MetricsRow:
 def parse_metrics(text: str) -> list[MetricsRow]:
     """Return the rows in the text of a metrics.csv, sorted by pass and rank.
 
-    If a pass has rows of several attempts for one rank, only the row of the newest of these attempts is returned for
-    this rank. Incomplete and damaged lines are skipped.
+    If a pass was trained in several attempts, only the rows of the newest of these attempts are returned. In an elastic
+    run it may have fewer ranks than an earlier one, and they have trained the samples of all. Incomplete and damaged
+    lines are skipped.
     """
-    latest: dict[tuple[int, int], MetricsRow] = {}
+    latest: dict[int, dict[int, MetricsRow]] = {}
+    newest: dict[int, int] = {}
     header, *lines = split_fields(text)
     if set(COLUMNS) - set(header):  # a damaged header: the first columns are always the same
         header = [*COLUMNS, *(name for name in header if name.startswith(TEST))]
@@ -57,10 +59,11 @@ def parse_metrics(text: str) -> list[MetricsRow]:
         row = _parse_row(dict(zip(header, line, strict=False)))
         if row is None:
             continue
-        key = (row.number, row.rank)
-        if key not in latest or row.attempt >= latest[key].attempt:
-            latest[key] = row
-    return [latest[key] for key in sorted(latest)]
+        if row.attempt > newest.get(row.number, -1):
+            newest[row.number], latest[row.number] = row.attempt, {}
+        if row.attempt == newest[row.number]:
+            latest[row.number][row.rank] = row
+    return [latest[number][rank] for number in sorted(latest) for rank in sorted(latest[number])]
 
 
 def find_damage(content: bytes) -> str:

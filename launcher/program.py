@@ -123,7 +123,7 @@ def bucket(text: str, buckets: int) -> int:
 
     Different texts can get the same id. Use `bucket` instead of `hash64` to limit the rows of an embedding table.
     """
-    return zlib.crc32(text.encode()) % (buckets - 1) + 1
+    return zlib.crc32(text.encode(errors="surrogateescape")) % (buckets - 1) + 1
 
 
 def whole_number(row: Mapping[str, Any], column: str, low: int, high: int) -> int:

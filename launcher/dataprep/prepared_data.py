@@ -28,7 +28,7 @@ from launcher.io import files
 from launcher.io.open_below import ReaderError, refuse_links
 from launcher.log import log
 from launcher.paths import DataPaths, JobPaths
-from launcher.schema import ManifestFile, ShardFiles
+from launcher.schema import MANIFEST_VERSION, ManifestFile, ShardFiles
 from launcher.settings import DataSettings, TrainSettings
 
 LIST = "files.json"
@@ -221,6 +221,9 @@ def read_complete(
     no shard are checked. If the data is not complete, this function logs what is wrong, except for an absent manifest.
     """
     if (manifest := read_manifest(path)) is None:
+        return None
+    if manifest.get("version") != MANIFEST_VERSION:
+        log.info("another version of the launcher has prepared the data: preparing it again")
         return None
     try:
         listed = PreparedData(layout, manifest).listed_files(only_shard)

@@ -342,11 +342,13 @@ def _matplotlib_cache(spare: Path) -> Iterator[None]:
     """Set MPLCONFIGDIR, matplotlib's cache folder, to a writable folder while the `with` block runs.
 
     Without MPLCONFIGDIR, matplotlib would look for its cache in the home folder, which a pod does not have. If
-    MPLCONFIGDIR is already set to a writable folder, it is not changed. Otherwise this creates a folder and removes it
-    after the block. The folder is in the system's folder for temporary files, or in `spare` if that is not writable
-    (the root file system of a pod is read-only).
+    MPLCONFIGDIR is already set to a writable folder, or to a folder that can be created, it is not changed. Otherwise
+    this creates a folder and removes it after the block. The folder is in the system's folder for temporary files, or
+    in `spare` if that is not writable (the root file system of a pod is read-only).
     """
-    given = os.environ.get("MPLCONFIGDIR")
+    if given := os.environ.get("MPLCONFIGDIR"):
+        with contextlib.suppress(OSError):
+            Path(given).mkdir(parents=True, exist_ok=True)
     if given and os.access(given, os.W_OK):
         yield
         return
@@ -359,7 +361,10 @@ def _matplotlib_cache(spare: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            del os.environ["MPLCONFIGDIR"]
+            if given is None:
+                del os.environ["MPLCONFIGDIR"]
+            else:
+                os.environ["MPLCONFIGDIR"] = given
 
 
 def main(arguments: Iterable[str]) -> int:

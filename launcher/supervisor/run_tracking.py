@@ -19,7 +19,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +53,16 @@ ARTIFACTS = ("report.html", "curve.png", "model/score.json")
 class RunTracking:
     """Sends the metrics of a run to its trackers while the run trains, in a thread of its own."""
 
-    def __init__(self, settings: TrainSettings, timings: Timings) -> None:
-        self._settings, self._timings = settings, timings
+    def __init__(self, settings: TrainSettings, timings: Timings, is_lost: Callable[[], bool]) -> None:
+        """Create the object; it sends nothing before `start`.
+
+        Args:
+            settings: the settings of the run.
+            timings: limits of time.
+            is_lost: returns whether this pod lost the output lease. Then nothing is sent any more, because sending
+                writes to the output folder, which may belong to another run.
+        """
+        self._settings, self._timings, self._is_lost = settings, timings, is_lost
         self._output = OutputPaths(settings.layout.output)
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._send_changes, name="tracking", daemon=True)
@@ -97,10 +105,12 @@ class RunTracking:
         return state, status.st_size, status.st_mtime_ns
 
     def _send(self, seconds: float) -> bool:
-        """Run the helper process; return whether everything was sent.
+        """Run the helper process; return whether everything was sent. After the loss of the output lease, do nothing.
 
         Of several failures in a row, only the first one is logged.
         """
+        if self._is_lost():
+            return False
         s = self._settings
         request = {
             "output": str(self._output.root),

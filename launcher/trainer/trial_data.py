@@ -270,9 +270,8 @@ def first_usable_row(program: TrainingProgram, file: Path, form: RowFormat) -> d
     Raises:
         DataError: a row is invalid, or parse() skips all rows.
     """
-    skipped = 0
-    for line in read_rows(file, form):
-        skipped += 1
-        if len(record_files.parse_records([line], program, RowPlaces(str(file)))[0]):
-            return dict(record_files.read_row(line, program, RowPlaces(str(file)), skipped))
-    raise record_files.no_usable_rows(str(file), program, skipped)
+    number = 0
+    for number, line in enumerate(read_rows(file, form), 1):
+        if len(record_files.parse_records([line], program, RowPlaces(str(file)), number)[0]):
+            return dict(record_files.read_row(line, program, RowPlaces(str(file)), number))
+    raise record_files.no_usable_rows(str(file), program, number)

@@ -111,7 +111,8 @@ def test_values_reach_the_fields_of_the_settings(tmp_path):
             "terminationGracePeriodSeconds": 45,
             "rankWaitHours": 0,
         },
-        "data": {"format": "csv", "delimiter": "\t", "sha256": "AB" * 32, "columns": ["a", 1], "testFraction": 0},
+        "data": {"format": "csv", "delimiter": "\t", "sha256": "AB" * 32, "columns": ["a", 1], "testFraction": 0,
+                 "testSource": "file://test.csv"},
     }  # fmt: skip
     made = templates(ONE_MACHINE, values=values)
     found = read(TrainSettings, made["training"], made["training"]["spec"]["containers"][0], tmp_path)

@@ -251,6 +251,9 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- if eq (include "paddle-training.readsData" .) "true" -}}
 {{- $data := .Values.data -}}
 {{- $source := $data.source -}}
+{{- if and (eq .Values.runtime "fleet") (not $data.testSource) (eq (float64 $data.testFraction) 0.0) -}}
+{{- include "paddle-training.fault" (list "data.testFraction" $data.testFraction "more than 0 with runtime fleet" "each pass and the exported model are tested on rows that no trainer has seen" "Set it to for example 0.1, or give your own test set in data.testSource") -}}
+{{- end -}}
 {{- range $key, $url := dict "data.source" $source "data.testSource" $data.testSource -}}
 {{- if regexMatch "^https?://[^/]*@" $url -}}
 {{- include "paddle-training.fault" (list $key "(not shown)" "a URL without user name and password" "values are plain text in the release and in its Jobs" "Put the address without them into data.source, or use a bucket with pod identity or keys in a Secret (extraEnv)") -}}

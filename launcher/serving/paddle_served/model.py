@@ -253,6 +253,7 @@ class IdColumn:
             if isinstance(value, int):
                 flat.append(value)
             else:
+                value = value if isinstance(value, list | tuple) else list(value)  # a generator is read once
                 flat.extend(value)
         except OverflowError:
             ids = [value] if isinstance(value, int) else value

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
-from launcher.errors import EXIT_STOPPED, RUN_ENDS, GangError, LauncherError, StoppedError
+from launcher.errors import EXIT_STOPPED, RUN_ENDS, GangError, LauncherError, StoppedError, UnfitError
 from launcher.log import log
 from launcher.paths import OutputPaths, Position
 from launcher.reporting.notifications import Notifier, RunEvent
@@ -32,6 +32,7 @@ from launcher.supervisor.coordinator.members import (
     GangLimits,
     Member,
     Membership,
+    StateRejectedError,
     can_run_processes,
     describe_absences,
     describe_missing,
@@ -138,7 +139,7 @@ class Coordinator(OrderSource):
         self.run_files: RunFilesWriter | None = None
         """Writes run.json and status.json; None before `start_run`."""
         self._notifier = Notifier(s)
-        self._tracking = RunTracking(s, t)
+        self._tracking = RunTracking(s, t, lambda: self.lock.is_lost)
         self._exporter = BucketExport(s, t, pause) if s.export_to else None
         self._is_complete = False
         """Whether the run was complete before this launcher started."""
@@ -273,9 +274,16 @@ class Coordinator(OrderSource):
         model, which may take long. Before `start_run`, and if the lease is lost, the plan does not change.
 
         Raises:
-            LauncherError: run.json cannot be written, this pod cannot access the storage, or this launcher must exit.
+            LauncherError: run.json cannot be written, this pod cannot access the storage, another pod of this rank is
+                alive, or this launcher must exit.
         """
-        self.membership.record_state(read_state(), now)
+        try:
+            self.membership.record_state(read_state(), now)
+        except StateRejectedError as error:  # another pod of this rank has reported its state first
+            raise UnfitError(
+                f"this pod coordinated the run, but {error}. This pod exits, and another rank coordinates the run. "
+                "Fix: none is needed if one of the two pods is being deleted"
+            ) from None
         if self.run_files is None or self.lock.is_lost:
             return
         self.membership.open(self.credential)  # the agent's watchdog closes it while this thread is stuck

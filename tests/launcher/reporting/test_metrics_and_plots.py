@@ -45,6 +45,12 @@ def test_parse_metrics_keeps_the_newest_attempt_in_any_order_of_rows():
         assert [row.attempt for row in metrics.parse_metrics(text)] == [10], rows
 
 
+def test_ranks_that_an_elastic_run_lost_do_not_count_in_passes_that_the_others_trained_again():
+    rows = ["0,0,0,50,1.0,50,0.5", "0,1,0,50,1.0,50,0.5", "1,1,0,50,1.0,50,0.5", "0,0,1,100,2.0,50,0.4"]
+    table = metrics.pass_table(metrics.parse_metrics("\n".join([HEAD, *rows, ""])))
+    assert [(one["pass"], one["ranks"], one["samples"]) for one in table] == [(0, 1, 100), (1, 1, 50)]
+
+
 def a_row(number, rank, attempt):
     return metrics.MetricsRow(number, rank, attempt, 10, 1.0, 10.0, 0.5)
 

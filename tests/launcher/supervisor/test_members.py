@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from launcher.errors import UnfitError
 from launcher.io import run_record
 from launcher.paths import Position
 from launcher.runtimes import load_runtime
@@ -236,6 +237,14 @@ def test_a_rank_0_whose_main_thread_was_stuck_accepts_states_again(rank_0: Coord
     assert rank_0.membership.reject(rank_0.credential) is not None
     step(rank_0, make_state(0, "new", attempt=4), time.monotonic())
     assert rank_0.membership.reject(rank_0.credential) is None
+    rank_0.lock.release()
+
+
+def test_a_coordinator_whose_rank_has_another_living_pod_exits_and_says_why(rank_0: Coordinator) -> None:
+    now = time.monotonic()
+    step(rank_0, make_state(0, "new", attempt=4), now)
+    with pytest.raises(UnfitError, match=r"rank 0 .*is alive; this is another pod of the same rank.*Fix: "):
+        step(rank_0, make_state(0, "other"), now + 0.1)
     rank_0.lock.release()
 
 

@@ -165,10 +165,23 @@ def test_a_dead_or_slow_server_does_not_delay_the_run(tmp_path: Path, is_slow: b
         settings = train_settings(tmp_path, mlflow_uri=uri)
         write_run(settings.layout.output, "training", 1)
         settings.work.log("x").parent.mkdir(parents=True)
-        tracking = RunTracking(settings, Timings(track=0.01, track_request=0.5, track_end=0.5, stop=1.0))
+        timings = Timings(track=0.01, track_request=0.5, track_end=0.5, stop=1.0)
+        tracking = RunTracking(settings, timings, lambda: False)
         tracking.start()
         until(lambda: tracking._failures)
         tracking.finish()
         tracking._thread.join(30)
         assert not tracking._thread.is_alive(), "its requests have limits, too"
         assert (settings.layout.output / PENDING).is_file()
+
+
+def test_nothing_is_written_to_the_output_after_the_loss_of_the_lease(tmp_path: Path) -> None:
+    settings = train_settings(tmp_path, tensorboard=True)
+    write_run(settings.layout.output, "training", 1)
+    settings.work.log("x").parent.mkdir(parents=True)
+    tracking = RunTracking(settings, Timings(track=0.01, track_end=0.5), lambda: True)
+    tracking.start()
+    tracking.finish()
+    tracking._thread.join(30)
+    assert not (settings.layout.output / PENDING).exists()
+    assert not (settings.layout.output / "tensorboard").exists()

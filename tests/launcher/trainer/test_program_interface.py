@@ -127,6 +127,9 @@ def test_an_option_that_is_no_number_text_or_truth_value_cannot_be_set(
 
 def test_the_id_of_a_word_is_the_same_in_every_process() -> None:
     assert bucket("lovely", 65536) == 51958
+    assert bucket("\udce9", 65536) == bucket(b"\xe9".decode(errors="surrogateescape"), 65536), (
+        "a byte that is no UTF-8"
+    )
     assert {bucket(str(i), 4) for i in range(100)} == {1, 2, 3}, "0 is kept for filling up"
 
 

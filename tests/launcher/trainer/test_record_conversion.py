@@ -340,6 +340,16 @@ def test_too_few_usable_rows_are_reported_with_their_number(path: Path, tmp_path
         trial_data.first_usable_row(load(path, "--skip=0"), text, form)
 
 
+def test_a_fault_in_the_first_usable_row_is_reported_with_its_number(path: Path, tmp_path: Path) -> None:
+    path.write_text(
+        PROGRAM.replace('"ids": [int(each) for each in row["ids"].split()]', '"ids": (-1 for _ in "a")')
+    )
+    text = tmp_path / "rows"
+    text.write_text("1\t2\n1\t2\n7\t3\n")
+    with pytest.raises(DataError, match=r"row 3: .*-1 is not an id"):
+        trial_data.first_usable_row(load(path, "--skip=1"), text, trial_data.RowFormat())
+
+
 def test_a_disk_with_too_little_space_is_rejected_before_a_row_is_parsed(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
