@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -61,9 +62,9 @@ def serve(
     `workers` is the number of concurrent predictions. The function `starting` is called with the application and its
     uvicorn server before the server accepts requests. It may start a thread that stops the server.
 
-    After a signal, uvicorn stops the server, and then sends the same signal to the process again. So after SIGINT this
-    function raises `KeyboardInterrupt`. SIGTERM kills the process. Only process 1 of a container ignores the second
-    SIGTERM, so there the function returns.
+    After a signal, uvicorn stops the server, and then sends the same signal to the process again. After SIGINT (Ctrl-C)
+    this function returns. SIGTERM kills the process. Only process 1 of a container ignores the second SIGTERM, so there
+    this function returns, too.
 
     Raises:
         ModelError: the model cannot be read, or the packages of the HTTP server are not installed.
@@ -96,7 +97,8 @@ def serve(
     )
     server = uvicorn.Server(config)
     starting(application, server)
-    server.run()
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -103,12 +103,13 @@ class ServerProcess:
         assert self.process.wait(60) in codes, self.log.read_text()
         assert {status for status, _, _ in self.answers} == {200}
 
-    def stop(self) -> None:
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Stop clients and server; fail if a request failed, or if the server did not exit by itself."""
         self._stop.set()
         wait(self._clients)
-        self.process.send_signal(signal.SIGTERM)
-        self.wait_for_end(0, -signal.SIGTERM)
+        self.process.send_signal(number)
+        self.wait_for_end(0, *([-number] if number == signal.SIGTERM else []))
+        assert "Traceback" not in self.log.read_text()
 
     def close(self) -> None:
         """Stop the clients, and kill the server if it still runs."""
@@ -140,7 +141,7 @@ def test_a_server_ends_for_a_newer_model_without_a_lost_request_and_its_next_sta
         metrics = httpx.get(f"{server.url}/metrics", timeout=60).text
         assert read_metric(metrics, "paddle_serve_model_created_seconds") == "2.0"
         assert "copying" not in server.log.read_text(), "the copy of the first process is used"
-        server.stop()
+        server.stop(signal.SIGINT)
 
 
 @pytest.mark.slow
