@@ -84,8 +84,8 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     # Two processes, because half of the time these tests wait for processes, servers and deadlines of their own.
     "fast-launcher": ((*_pytest(2, "not e2e", "launcher"), "--fast"),),
-    # Two processes: each further one imports Paddle twice and collects all tests, for 10 seconds of CPU.
-    "unit": (_pytest(2, "not e2e and not long", *UNIT),),
+    # Three processes: the gangs mostly wait, and each further process imports Paddle twice, for 10 seconds of CPU.
+    "unit": (_pytest(3, "not e2e and not long", *UNIT),),
     "chart": (_pytest(0, "not e2e", "chart"),),
     "aws": (
         (
