@@ -472,7 +472,8 @@ def _load(path: Path, interface: Path) -> ModuleType:
     own = {file.stem for file in folder if file.suffix == ".py" or any(file.glob("*.py"))} - {"__main__"}
 
     def remove() -> dict[str, ModuleType]:
-        found = [key for key in sys.modules if key == INTERFACE or key.partition(".")[0] in own]
+        # A copy, because another thread may import a module meanwhile.
+        found = [key for key in list(sys.modules) if key == INTERFACE or key.partition(".")[0] in own]
         return {key: sys.modules.pop(key) for key in found}
 
     with _importing:

@@ -344,7 +344,8 @@ def test_nothing_that_others_may_read_contains_the_secret_of_a_run(tmp_path: Pat
         assert find_files_with(secret, gang.job) == [Path(".run-secret")]
         assert secret not in gang.pod_log(0) + gang.pod_log(1)
         assert json.loads((gang.output / "run.copy.json").read_text())["holder"] == record["holder"]
-    with LoopbackGang(tmp_path, trainers=2, run="quick-start-ffffffff", batch_size=7) as gang:
+    again = {"run": "quick-start-ffffffff", "batch_size": 7, "FAKE_PASS_SECONDS": "0.5"}
+    with LoopbackGang(tmp_path, trainers=2, **again) as gang:
         gang.start().wait_until(gang.reports_training)
         assert (gang.job / ".run-secret").read_text() != secret, "each start has another secret"
         assert gang.wait_for_exit() == [0, 0], gang.pod_log(0)
