@@ -84,8 +84,8 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     # Two processes, because half of the time these tests wait for processes, servers and deadlines of their own.
     "fast-launcher": ((*_pytest(2, "not e2e", "launcher"), "--fast"),),
-    # Three processes: the gangs mostly wait, and each further process imports Paddle twice, for 10 seconds of CPU.
-    "unit": (_pytest(3, "not e2e and not long", *UNIT),),
+    # With two processes it takes 800 s, most of them waits of gangs. Each further one imports Paddle: 10 s of CPU.
+    "unit": (_pytest(4, "not e2e and not long", *UNIT),),
     "chart": (_pytest(0, "not e2e", "chart"),),
     "aws": (
         (
