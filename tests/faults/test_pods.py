@@ -194,10 +194,10 @@ def test_a_run_that_a_user_stops_loses_nothing_of_its_only_pass(start_run: Start
     )
 
 
-# The newest checkpoint is 11 s old or older; one that is younger than 10 s would be used.
+# The newest checkpoint is 12 s old or older; one that is younger than 10 s would be used.
 DRAINED: dict[str, tuple[dict[str, Any], int, int]] = {
-    # 3472 batches, at most 100 a second. The checkpoint is at 1750, and the next one would be at 3500.
-    "fleet": ({"training": {"passes": 1, "batchSize": 2, "checkpointEvery": {"batches": 1750}}}, 0, 2900),
+    # 6944 batches, at most 100 a second. The checkpoint is at 4000, and the next one would be at 8000.
+    "fleet": ({"training": {"passes": 1, "batchSize": 1, "checkpointEvery": {"batches": 4000}}}, 0, 5200),
     # 216 steps of 3 processes a pass; the checkpoint is at the end of the first pass.
     "collective": (pace_first_attempt(0.1), 1, 375),
 }
