@@ -257,8 +257,9 @@ def show_kept(stack: StackName) -> None:
 def render_chart(stack: StackName) -> None:
     """Print the training chart, rendered with the stack's values. Image and outputs are placeholders."""
     settings = load_settings(read_stack_config(FOLDER, stack))
+    values = chart_values.user_values(settings, FOLDER)
     try:
-        done = chart_values.run_helm_template(settings, chart_values.user_values(settings, FOLDER), FOLDER)
+        done = chart_values.run_helm_template(settings, values, FOLDER)
     except FileNotFoundError:
         fix = "install helm 3 or 4, or run `make tools` and add its tools to PATH: python3 local/bootstrap.py path"
         raise CommandError(f"helm, which renders the chart, is not on PATH. Fix: {fix}") from None

@@ -7,8 +7,12 @@ import json
 import tarfile
 from pathlib import Path
 
+import pytest
+
 from local import launcher_image
 from local.cluster import images_on_nodes
+from local.cluster.daemon_configs import plan_nodes
+from local.external_commands import LocalError
 from testkit.written_files import write_files
 
 
@@ -76,3 +80,23 @@ def test_an_old_image_of_the_other_runtime_stays_because_its_next_build_needs_it
         "old-collective",
         "older-collective",
     }
+
+
+@pytest.mark.parametrize("imports", [1, 2, 3])
+def test_an_incomplete_import_is_repeated_with_all_layers_and_then_an_error(tmp_path, monkeypatch, imports):
+    """It is incomplete until it was imported `imports` times."""
+    given = []
+    monkeypatch.setattr(images_on_nodes, "_run_ctr", lambda node, *words: "sha256:a\n")
+    monkeypatch.setattr(
+        images_on_nodes, "_import_layers", lambda node, layout, image, present: given.append(present)
+    )
+    monkeypatch.setattr(
+        images_on_nodes, "image_names", lambda node: {"new"} if len(given) >= imports else set()
+    )
+    [node] = plan_nodes(1)
+    if imports > 2:
+        with pytest.raises(LocalError, match=r"new is incomplete in node1, .*Fix: "):
+            images_on_nodes.import_into(node, tmp_path, "new")
+    else:
+        assert images_on_nodes.import_into(node, tmp_path, "new")
+    assert given == [{"sha256:a"}, set()][:imports]

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from launcher.dataprep import data_job, split_part
+from launcher.dataprep import data_job, prepared_data, split_part
 from launcher.dataprep.prepared_data import LIST
 from launcher.errors import StorageFailedError
 from launcher.io import files
+from launcher.paths import JobPaths
 from tests.launcher.dataprep.conftest import ALL, LINES, PART, Pod, tarred, zipped
 from tests.launcher.supervisor.failing_calls import fail_calls
 
@@ -178,6 +179,17 @@ def test_incomplete_data_is_made_again(pod: Pod, damage: str) -> None:
         path.write_bytes(b"")
     assert pod.prepare(**values) == first
     assert path.is_dir() or path.stat().st_size
+
+
+def test_data_of_another_version_of_the_launcher_counts_as_absent(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod.source(LINES)
+    made = pod.prepare()
+    there = (JobPaths(pod.storage, "job"), pod.job / "manifest.json", 3)
+    assert prepared_data.read_complete(*there) == made
+    monkeypatch.setattr(prepared_data, "MANIFEST_VERSION", made["version"] + 1)
+    assert prepared_data.read_complete(*there) is None
 
 
 @pytest.mark.parametrize("damage", ["", "{}"])

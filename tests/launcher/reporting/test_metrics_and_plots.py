@@ -1,8 +1,10 @@
 """Tests of parsing metrics.csv, of the table of passes, and of curve.png."""
 
 import math
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -120,3 +122,18 @@ def test_mean_loss_without_samples_is_nan():
 def test_importing_the_report_does_not_load_matplotlib():
     code = "import sys, launcher.reporting.html_report; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_matplotlib_has_the_folder_of_mplconfigdir_which_is_created_or_else_another_one(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "work" / "matplotlib"))
+    with html_report._matplotlib_cache(tmp_path):
+        assert os.environ["MPLCONFIGDIR"] == str(tmp_path / "work" / "matplotlib")
+    assert (tmp_path / "work" / "matplotlib").is_dir()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "file" / "below"))
+    with html_report._matplotlib_cache(tmp_path):
+        spare = Path(os.environ["MPLCONFIGDIR"])
+        assert spare.is_dir()
+    assert (os.environ["MPLCONFIGDIR"], spare.exists()) == (str(tmp_path / "file" / "below"), False)
