@@ -5,6 +5,7 @@ import pytest
 from aws import __main__ as commands
 
 
+@pytest.mark.slow
 def test_render_without_helm_on_path_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
